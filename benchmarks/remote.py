@@ -6,7 +6,7 @@ beside an actor's call and its object store.
 The server is a process of its own, and so is the bare one, which sends back 100 bytes, or takes and sends a block, by
 blocking sockets with TCP_NODELAY. Limits: a split takes at most 1.3 bare round trips and 20 us; large transfers reach
 0.8 of what the bare socket does; two servers do at least 1.6 times the work of one, where there are processors for
-both; a call of a Ray actor takes at least 5 times what a split takes.
+both; a call of a Ray actor takes at least 5 times what a split takes; what-if predicts 0.75 to 1.25 of what runs take.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 
 from benchmarks import _ggml_rpc
 from benchmarks._measure import Report, interleaved, options
+from benchmarks.placement import least
 from examples import text
 from opweave_remote.packing import Packing
 from tests.support.proxy import Proxy
@@ -115,6 +116,7 @@ def main() -> None:
             _large(report, device, sock, size, max(samples // 10, 5))
             _beside_ggml(report, device, samples)
             _over_tls(report, device, samples, size)
+            _what_if(report, 5 if given.quick else 30)
             _by_slow_network(report, address, token, device)
             _pipelined(report, 8 if given.quick else 40)
             if importlib.util.find_spec("ray") is not None:
@@ -207,19 +209,9 @@ def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> Non
     if importlib.util.find_spec("trustme") is None:
         report.row(what="TLS: trustme, which makes the certificate, is not installed")
         return
-    trustme: Any = importlib.import_module("trustme")
-    ca = trustme.CA()
     block, x = _block(size), ow.input("x", (16,))
     with ExitStack() as stack:
-        at = stack.enter_context(tempfile.TemporaryDirectory())
-        ca.cert_pem.write_to_path(f"{at}/ca.pem")
-        made = ca.issue_cert("127.0.0.1")
-        made.private_key_pem.write_to_path(f"{at}/key.pem")
-        made.cert_chain_pems[0].write_to_path(f"{at}/cert.pem")
-        process, address, token = server(at, "--tls-cert", f"{at}/cert.pem", "--tls-key", f"{at}/key.pem")
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        secure = opweave_remote.connect(address, token_file=token, ca=f"{at}/ca.pem").devices[0]
+        secure = _secure(stack)
         small: dict[str, Callable[[], object]] = {}
         large: dict[str, Callable[[], object]] = {}
         for name, used in (("TLS", secure), ("plain", device)):
@@ -235,6 +227,62 @@ def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> Non
     for way in ("up", "down"):
         for name in ("TLS", "plain"):
             report.row(what=f"{size >> 20} MiB {way}, {name}", gb_s=size / best[f"{name} {way}"] / 1e9)
+
+
+def _secure(stack: ExitStack) -> ow.Device:
+    """A device of a server of its own, by TLS with a certificate made for it."""
+    trustme: Any = importlib.import_module("trustme")
+    ca = trustme.CA()
+    at = stack.enter_context(tempfile.TemporaryDirectory())
+    ca.cert_pem.write_to_path(f"{at}/ca.pem")
+    made = ca.issue_cert("127.0.0.1")
+    made.private_key_pem.write_to_path(f"{at}/key.pem")
+    made.cert_chain_pems[0].write_to_path(f"{at}/cert.pem")
+    process, address, token = server(at, "--tls-cert", f"{at}/cert.pem", "--tls-key", f"{at}/key.pem")
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    connection = opweave_remote.connect(address, token_file=token, ca=f"{at}/ca.pem")
+    stack.callback(connection.close)
+    return connection.devices[0]
+
+
+def _what_if(report: Report, samples: int) -> None:
+    """Predicted over measured seconds, by TLS: six layers on a simulated device like the remote one, and the third and
+    fourth of them on one like the CPU here. Profiles and steps are measured anew, with one thread on each side."""
+    if importlib.util.find_spec("trustme") is None:
+        report.row(what="what-if: trustme, which makes the certificate, is not installed")
+        return
+    rng = np.random.default_rng(0)
+    y = x = ow.input("x", (64, 256))
+    value = {x.name: rng.standard_normal(x.shape, np.float32)}
+    layers = []
+    for _ in range(6):
+        product = ow.linear(y, ow.constant(rng.standard_normal((256, 256), np.float32) / np.float32(16)))
+        y = ow.relu(product)
+        layers.append((product, y))
+    cpu: Any = ow.backend("cpu")
+    cpu.set_threads(1)
+    with ExitStack() as stack:
+        stack.callback(cpu.set_threads, None)
+        far, here = _secure(stack), ow.device("cpu")
+        guesses: dict[str, float] = {}
+        calls: dict[str, Callable[[], Any]] = {}
+        for device in (far, here):
+            ow.profile(device, refresh=True)
+            ow.measure_steps(y, device)
+        like_far, like_here = ow.simulate("like far", like=far), ow.simulate("like here", like=here)
+        for way, local in (("there", ()), ("there, back and there", layers[2:4])):
+            place = {n: (like_here, here) if layer in local else (like_far, far) for layer in layers for n in layer}
+            planned = ow.Scheduler([like_far, like_here]).partition(y, {n: like for n, (like, _) in place.items()})
+            guesses[way] = planned.predicted.seconds
+            scheduler = stack.enter_context(ow.Scheduler([far, here]))
+            calls[way] = partial(scheduler.build(y, pins={n: real for n, (_, real) in place.items()}).run, value)
+        timed = least(calls, samples)
+    for way, seconds in timed.items():
+        ratio = guesses[way] / seconds
+        report.row(what=f"what-if, {way}", predicted_us=guesses[way] * 1e6, us=seconds * 1e6, ratio=ratio)
+        report.target(f"what-if, {way}: predicted over measured", ratio, 1.25, "")
+        report.target(f"what-if, {way}: measured over predicted", 1 / ratio, 1 / 0.75, "")
 
 
 def _by_slow_network(report: Report, address: str, token: str, near: ow.Device) -> None:

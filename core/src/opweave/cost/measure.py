@@ -80,7 +80,7 @@ class _Measurement:
         self.done = 0
         self.samples: Final = [(op, sample) for op in OPS.values() if op.samples for sample in op.samples()]
         self.pause: Final = _Pause()
-        self.overhead = self.switch = inf
+        self.overhead = self.switch = self.waiting = inf
 
     def run(self) -> Profile:
         up: Points = {}
@@ -120,7 +120,7 @@ class _Measurement:
         again = self.overhead if self.overhead < inf else 0.0
         return Profile(
             self.device.name, again + self.switch if self.switch < inf else again, upload, _curve(down), costs,
-            again=again,
+            again=again, ahead=self._waited,
         )  # fmt: skip
 
     def _report(self, what: str) -> None:
@@ -129,14 +129,30 @@ class _Measurement:
         self.done += 1
 
     def _transfers(self, up: Points, down: Points) -> None:
+        rng = np.random.default_rng(0)
         for size in (4 << 10, 64 << 10, 1 << 20, 8 << 20):
-            data = np.ones(size, np.uint8)
+            data = rng.integers(0, 256, size, np.uint8)  # noise: a slow connection may compress what it is given
             buffer = self.device.alloc(size)
             try:
-                _note(up, size, min(_times(partial(buffer.upload, 0, data))))
+                if self.stream.reads_ahead:  # a run takes them along, and waits only once, for its end
+                    self.waiting = min(self.waiting, *_times(self.stream.synchronize))
+                _note(up, size, max(min(_times(partial(self._upload, buffer, data))) - self._waited, 0.0))
                 _note(down, size, min(_times(partial(buffer.download, 0, data))))
             finally:
                 buffer.free()
+
+    @property
+    def _waited(self) -> float:
+        """Seconds of waiting for a stream that has nothing to do, where runs take transfers along; else 0."""
+        return self.waiting if self.waiting < inf else 0.0
+
+    def _upload(self, buffer: Buffer, data: np.ndarray[Any, Any]) -> None:
+        """As programs bring inputs, and wait for it."""
+        if self.stream.reads_ahead:
+            self.stream.upload(buffer, 0, data)
+            self.stream.synchronize()
+        else:
+            buffer.upload(0, data)
 
     def _measure_switch(self, node: Tensor) -> None:
         """Measure what running a plan takes beyond its steps: directly after another run, and how much longer bringing
@@ -151,6 +167,12 @@ class _Measurement:
             plan = self.stream.compile([bound.group])
 
             def visit() -> None:
+                if self.stream.reads_ahead:
+                    self.stream.upload(source, 0, given)
+                    plan.run()
+                    self.stream.download(result, 0, got)
+                    self.stream.synchronize()
+                    return
                 source.upload(0, given)
                 plan.run()
                 self.stream.synchronize()

@@ -89,13 +89,17 @@ class Profile(NamedTuple):
         device: the device's name.
         switch: time to start a split on the device and to wait for its end, beyond the steps, when the device was idle
             while others worked.
-        upload, download: time by bytes from and to the host.
+        upload, download: time by bytes from and to the host; of uploads without waiting for their end, where runs take
+            them along.
         costs: operation (`ANY`: all others) -> dtype (`ANY`: all others) -> cost of a step; of products that are
             computed less than exactly under `measured_type`.
         peers: name of another device, or of its group -> time by bytes of the direct link; without one, transfers go
             through the host.
         group: name of the group of identical devices that it belongs to, or ``""``.
         again: as ``switch``, when the device has just worked: in runs that follow one another on one device.
+        ahead: by how much fetching a result is shorter than ``download``, as it comes with the end of its run, which is
+            waited for anyway: a round trip to devices of other processes, 0 for those where results are read once the
+            run has ended.
     """
 
     device: str
@@ -106,6 +110,7 @@ class Profile(NamedTuple):
     peers: Mapping[str, Curve] = MappingProxyType({})
     group: str = ""
     again: float = 0.0
+    ahead: float = 0.0
 
     def link(self, other: Profile) -> Curve | None:
         """The direct link to another device, or ``None``."""
@@ -195,6 +200,7 @@ class Profile(NamedTuple):
             text(document["device"]), figure(document["switch"]), curve(document["upload"]),
             curve(document["download"]), costs, {name: curve(v) for name, v in document["peers"].items()},
             text(document["group"]), figure(document["again"]),
+            figure(document["ahead"]),
         )  # fmt: skip
 
 
@@ -295,7 +301,8 @@ class CostModel:
     def fetch(self, device: Device | None, size: int) -> float:
         """Seconds of copying a result from a device to the host."""
         profile = self._profile_of.get(device.name) if device is not None else None
-        return (profile or self.profiles[-1]).download(size)
+        found = profile or self.profiles[-1]
+        return max(found.download(size) - found.ahead, 0.0)
 
     def move(self, device: Device | None, space: MemorySpace, at: int, size: int) -> float:
         """Seconds of copying ``size`` bytes from ``space``, memory of ``device``, to a target; 0 if it reaches them."""

@@ -205,5 +205,5 @@ def _declare(
         by_bytes = Curve.line(start, wide)
         costs = {ANY: {dtype: OpCost(by_bytes, Curve.line(start, rate) if rate < inf else None)
                        for dtype, rate in {**rates, ANY: slowest}.items()}}  # fmt: skip
-    switch, again = (0.0, 0.0) if host or like is None else (base.switch, base.again)
-    return Profile(name, switch, host or base.upload, host or base.download, costs, links, again=again)
+    switch, again, ahead = (0.0,) * 3 if host or like is None else (base.switch, base.again, base.ahead)
+    return Profile(name, switch, host or base.upload, host or base.download, costs, links, again=again, ahead=ahead)
