@@ -157,6 +157,7 @@ class _Listening:
 
     def __init__(self, program, losses):
         self._program, self._losses = program, losses
+        self.inputs = program.inputs
 
     def run(self, feeds):
         found = self._program.run(feeds)
