@@ -15,6 +15,7 @@ import opweave_remote
 from opweave.contract import Usage
 from opweave.errors import BoundsError, ExecutionError, FormatError, LifetimeError
 from opweave_cpu.device import CpuDevice
+from opweave_remote import packing as packing_module
 from opweave_remote.codecs import CODECS, WIDTHS, pack, unpack
 from opweave_remote.connection import Connection
 from opweave_remote.packing import Packing
@@ -61,6 +62,18 @@ def test_on_a_slow_connection_uploads_are_compressed_and_faster(slow, monkeypatc
     assert 0 < slow.packing.packed < 0.6 * slow.packing.raw
     monkeypatch.setattr(slow.packing, "chosen", lambda data: None)
     assert best < 0.75 * seconds_of_uploads(slow, NUMBERS)
+
+
+def test_a_rate_is_that_of_the_least_disturbed_of_the_longest_probes(monkeypatch):
+    trip, rate = 1e-3, 1e9
+    late = {0: [0.0], 1 << 16: [-6e-5], 1 << 18: [0.0], 1 << 20: [9e-3, 2e-3, 0.0]}  # seconds by size, in turn
+
+    def probe(links, size):
+        waits = late[size]
+        return trip + size * len(links) / rate + (waits.pop(0) if len(waits) > 1 else waits[0])
+
+    monkeypatch.setattr(packing_module, "_probe", probe)
+    assert Packing(lambda: [None, None], ["zstd"]).rate() == pytest.approx(rate)  # type: ignore[list-item]
 
 
 def test_what_a_sample_shows_to_be_noise_is_sent_as_it_is(slow):

@@ -24,6 +24,9 @@ others are sent."""
 _PROBES: Final = (1 << 16, 1 << 18, 1 << 20)
 _LONG: Final = 5e-3
 """Seconds that a probe has to take to be measured well; it also has to take twice as long as a round trip."""
+_REPEATS: Final = 4
+"""Further probes of the longest size, as far as they take less than `_REPEATED` seconds together."""
+_REPEATED: Final = 0.05
 _GOOD_FOR: Final = 60.0
 """Seconds after which the connection is measured again."""
 _SAMPLES: Final = 4
@@ -98,13 +101,18 @@ class Packing:
     def _measure(self) -> None:
         links = self._links()
         trip = min(_probe(links, 0) for _ in range(3))
-        rate = 0.0
+        size, took = 0, 0.0
         for size in _PROBES:
             took = _probe(links, size)
-            rate = max(rate, size * len(links) / max(took - trip, 1e-6))
             if took > max(_LONG, 2 * trip):
                 break
-        self._rate, self._measured = rate, monotonic()
+        # Other load makes probes longer, never shorter. Shorter sizes say little, as they hardly exceed a trip.
+        until = perf_counter() + _REPEATED
+        for _ in range(_REPEATS):
+            if perf_counter() + took > until:
+                break
+            took, trip = min(took, _probe(links, size)), min(trip, _probe(links, 0))
+        self._rate, self._measured = size * len(links) / max(took - trip, 1e-6), monotonic()
 
     def chosen(self, data: memoryview) -> Packer | None:
         """How an upload is compressed, ``None``: not at all, which includes all below `LARGE`."""
