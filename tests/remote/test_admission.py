@@ -148,6 +148,7 @@ def test_a_connection_that_breaks_while_it_is_opened_does_not_lose_the_server(mo
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:os.fork")  # of libraries that other tests loaded; the child uses none of them
 def test_a_forked_process_leaves_the_connection_to_its_parent():
     with beside([cpu()]) as (_, connection):
         child = os.fork()
