@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from opweave.contract import BufferType, Kind, Step, Stream
+from opweave.contract import BufferType, Kind, Step, Stream, Tunable
 from opweave.contract.offloading import flops
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
@@ -17,6 +17,7 @@ from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
 from opweave_torch.packed import packed_types
+from opweave_torch.tunables import TUNABLES
 
 __all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
 
@@ -53,6 +54,11 @@ class TorchCpuDevice(HostMemory):
     def buffer_types(self) -> Sequence[BufferType]:
         """The memory of the process, and weights packed for torch's products."""
         return (self.default_buffer_type, *self._packed)
+
+    @property
+    def tunables(self) -> Sequence[Tunable]:
+        """Those of `opweave_torch.tunables`."""
+        return TUNABLES
 
     def features(self) -> Mapping[str, Any]:
         """torch's version, the capability level and threads of its kernels, and its libraries."""

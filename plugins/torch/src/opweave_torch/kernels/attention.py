@@ -25,15 +25,12 @@ from opweave_torch.kernels.binding import in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import flash_attention_on_cpu, has_fused_attention
+from opweave_torch.tunables import CALL_SCORES
 
 CPU_SCORES: Final = 1 << 18
 """Elements of a tile of scores on a CPU, where several passes find them in the second-level cache. Where one tile holds
 all of an image, products and a softmax take less time than the fused kernel: of 12 heads of 128 tokens of 32 elements
 on two cores of an AMD EPYC 320 us and 440."""
-
-CALL_SCORES: Final = 1 << 14
-"""Scores of an image from which on computing them takes longer than starting the kernels of its tile. Of several images
-with fewer, the fused kernel computes all at once."""
 
 SCORES: Final = 1 << 22
 """The same on other devices: so many that starting a kernel takes less time than running it."""
@@ -82,7 +79,8 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
     bind_tiles = cache(lambda: tiling.bind(target, arrays))
     if options.soft_cap or q.shape[3] != v.shape[3]:
         return bind_tiles()
-    if on_cpu and len(tiling.tiles) == 1 and not q.dtype.is_half and (len(target) == 1 or tiling.scores >= CALL_SCORES):
+    is_large = len(target) == 1 or tiling.scores >= CALL_SCORES.value
+    if on_cpu and len(tiling.tiles) == 1 and not q.dtype.is_half and is_large:
         return bind_tiles()
     if on_cpu:
         return _fused_on_cpu(target, q, k, v, options, arrays, bind_tiles) or bind_tiles()
