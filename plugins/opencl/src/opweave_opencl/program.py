@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,14 @@ from opweave_opencl.properties import identity
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Programs", "compiled", "source"]
+__all__ = ["OPTIONS", "Programs", "compiled", "source"]
+
+OPTIONS: Final = "OPWEAVE_OPENCL_BUILD_OPTIONS"
+"""Environment variable: options for the driver's compiler, such as ``-cl-opt-disable``."""
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
+
+_COMMENT_OR_STRING: Final = re.compile(r'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 @cache
@@ -30,10 +36,7 @@ def source(file: str) -> str:
 
 
 def expanded(file: str, text: str) -> str:
-    """``text`` with each include replaced by that file; line directives keep file and line right in messages.
-
-    Left to the driver's compiler, an include would need a folder that it can read, and caches would not notice changes.
-    """
+    """``text`` with each include replaced by that file; line directives keep file and line right in messages."""
     lines = [f'#line 1 "{file}"']
     for number, line in enumerate(text.splitlines(), 1):
         included = _INCLUDE.fullmatch(line.strip())
@@ -44,6 +47,27 @@ def expanded(file: str, text: str) -> str:
     return "\n".join(lines)
 
 
+@cache
+def code(text: str) -> str:
+    """``text`` with each include replaced by that file, and without comments, indentation and blank lines.
+
+    This is what drivers compile: caches, opweave's and theirs, hold it for as long as the code itself stays the same.
+    Left to the driver's compiler, an include would need a folder that it can read, and caches would not notice changes.
+    """
+    lines: list[str] = []
+    for line in map(str.strip, _COMMENT_OR_STRING.sub(_kept, text).splitlines()):
+        included = _INCLUDE.fullmatch(line)
+        if included:
+            lines.append(code(source(included[1])))
+        elif line or (lines and lines[-1].endswith("\\")):  # a blank line may be the end of a macro
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _kept(found: re.Match[str]) -> str:
+    return found[0] if found[0].startswith('"') else " "
+
+
 class Programs:
     """The programs of one device. Thread-safe.
 
@@ -52,14 +76,23 @@ class Programs:
         context: which the device is in.
         device: pyopencl's.
         binaries: where built programs are kept; ``None``: in the user's cache folder.
+        options: for the driver's compiler; ``None``: as `OPTIONS` says.
     """
 
-    def __init__(self, name: str, context: cl.Context, device: cl.Device, binaries: BinaryCache | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: cl.Context,
+        device: cl.Device,
+        binaries: BinaryCache | None = None,
+        options: str | None = None,
+    ) -> None:
         self._name = name
         self._context = context
         self._device = device
         self._binaries = BinaryCache() if binaries is None else binaries
-        self._identity = ("2", *identity(device), str(device.max_compute_units))  # "2": of the layout of the cache
+        self._options = os.environ.get(OPTIONS, "") if options is None else options
+        self._identity = ("3", *identity(device), str(device.max_compute_units))  # "3": of the layout of the cache
         self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
         self._lock = Lock()
 
@@ -100,8 +133,8 @@ class Programs:
         import pyopencl as cl
 
         head = "".join(f"#define {macro} {value}\n" for macro, value in (macros or {}).items())
-        whole = head + expanded(name, text)
-        key = self._binaries.key((*self._identity, whole))
+        whole = head + code(text)
+        key = self._binaries.key((*self._identity, self._options, whole))
         with _without_remarks():
             binary = self._binaries.load(key)
             if binary is not None:
@@ -115,13 +148,23 @@ class Programs:
                 except cl.Error:  # of a driver that changed under the same version
                     self._binaries.drop(key)
             try:
-                program = compiled(self._context, self._device, whole)
+                program = compiled(self._context, self._device, whole, self._options)
             except cl.Error as error:
-                raise build_error(self._name, name, text, error) from error
+                raise self._explained(error, name, text, head) from error
             built = dict(zip(program.devices, program.binaries, strict=False)).get(self._device)
         if built:
             self._binaries.store(key, built)
         return program
+
+    def _explained(self, error: Exception, name: str, text: str, head: str) -> Exception:
+        """The error of a build whose messages give files and lines: that of building the text as it was written."""
+        import pyopencl as cl
+
+        try:
+            compiled(self._context, self._device, head + expanded(name, text), self._options)
+        except cl.Error as located:
+            error = located
+        return build_error(self._name, name, text, error)
 
 
 @contextmanager
@@ -136,12 +179,12 @@ def _without_remarks() -> Iterator[None]:
         yield
 
 
-def compiled(context: cl.Context, device: cl.Device, text: str) -> cl.Program:
+def compiled(context: cl.Context, device: cl.Device, text: str, options: str = "") -> cl.Program:
     """A source text as a program for one device; raises the driver's error."""
     import pyopencl as cl
 
     with _without_remarks():
         program = cl.Program(context, text)
         assert program.int_ptr  # the driver's program from here on: pyopencl builds it without its own cache
-        program.build(devices=[device])
+        program.build(options, devices=[device])
     return program
