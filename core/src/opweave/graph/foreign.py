@@ -76,7 +76,7 @@ class _Device(ctypes.Structure):
 
 
 class _DataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("targets", ctypes.c_uint16))
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
 class _DLTensor(ctypes.Structure):
@@ -98,7 +98,7 @@ def _bf16_view(array: Any) -> np.ndarray[Any, Any]:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     found = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    if (found.dtype.code, found.dtype.bits, found.dtype.targets) != (BFLOAT, 16, 1):
+    if (found.dtype.code, found.dtype.bits, found.dtype.lanes) != (BFLOAT, 16, 1):
         raise BufferError("not bf16")
     dtype = np.dtype(ml_dtypes.bfloat16)
     shape = tuple(found.shape[: found.ndim])
