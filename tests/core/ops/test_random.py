@@ -181,6 +181,7 @@ def test_bernoulli_in_number_types():
         (lambda: ow.uniform((2,), ow.input("k", (2,), "i64"), 0), ow.ShapeError, "the key is one integer, not .*k"),
         (lambda: ow.uniform((-2,), 0, 0), ow.ShapeError, "uniform: "),
         (lambda: ow.uniform((2,), 0, 0, "i32"), ow.DTypeError, "uniform: makes f32, f16, bf16 or f64, not i32"),
+        (lambda: ow.uniform((2,), 0, 0, "f8_e4m3"), ow.DTypeError, "uniform: makes f32, f16, bf16 or f64, not f8_e4m3"),
         (lambda: ow.normal((32,), 0, 0, "q8_0"), ow.DTypeError, "normal: makes f32, f16, bf16 or f64, not q8_0"),
         (lambda: ow.bernoulli((2,), 0, 0, 1.5), ow.DTypeError, "p is a probability, from 0 to 1, not 1.5"),
         (lambda: ow.bernoulli((2,), 0, 0, float("nan")), ow.DTypeError, "p is a probability, from 0 to 1, not nan"),

@@ -157,7 +157,7 @@ def uniform(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tenso
 
     Raises:
         ShapeError: no shape; a key or counter that is a tensor of several elements.
-        DTypeError: a key or counter that is no such integer, a dtype that is no float type.
+        DTypeError: a key or counter that is no such integer, another dtype.
     """
     return _drawn(UNIFORM, shape, key, counter, dtype)
 
@@ -186,7 +186,7 @@ def normal(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tensor
 
     Raises:
         ShapeError: no shape; a key or counter that is a tensor of several elements.
-        DTypeError: a key or counter that is no such integer, a dtype that is no float type.
+        DTypeError: a key or counter that is no such integer, another dtype.
     """
     return _drawn(NORMAL, shape, key, counter, dtype)
 
@@ -222,7 +222,7 @@ def bernoulli(shape: Any, key: Any, counter: Any, p: Any = 0.5, dtype: DTypeLike
 
 def _drawn(op: OpDef, shape: Any, key: Any, counter: Any, dtype: DTypeLike) -> Tensor:
     made = as_dtype(dtype)
-    if not made.is_float or made.is_quantized:
+    if made.name not in UNIFORM_BITS:
         raise DTypeError(f"{op.name}: makes f32, f16, bf16 or f64, not {made}")
     try:
         target = check_shape(shape, made)
