@@ -278,6 +278,7 @@ def test_writes_give_gradients_to_what_they_write_and_none_to_what_they_overwrit
     assert versions(lambda s, x: ow.assign(s[1:], x)) == [[kept[0], lost, lost], kept[1:]]
     assert versions(lambda s, x: ow.assign(s[::2], x)) == [[lost, kept[1], lost], kept[::2]]
     assert versions(lambda s, x: ow.assign(s.T[:, 1:], x)) == [[kept[0], lost, lost], [[3.0, 5.0], [4.0, 6.0]]]
+    assert versions(lambda s, x: ow.assign(s[1:].broadcast_to((1, 2, 2)), x)) == [[kept[0], lost, lost], kept[1:]]
     assert versions(lambda s, x: ow.accumulate(s[1:], x)) == [kept, kept[1:]]
     ids = ow.constant([2, 0], "i32")
     assert versions(lambda s, x: ow.index_copy(s, ids, x)) == [[lost, kept[1], lost], [kept[2], kept[0]]]

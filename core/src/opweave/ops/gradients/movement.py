@@ -204,6 +204,7 @@ def _add_region(grad: Tensor, out: Tensor, x: Tensor, value: Tensor, *, offsets:
 _SEEN: Final[dict[str, Callable[..., Tensor]]] = {
     "reshape": lambda x, shape: ops.reshape(x, shape),
     "transpose": lambda x, axes: ops.transpose(x, axes),
+    "broadcast_to": lambda x, shape: ops.broadcast_to(x, shape),
     "slice": lambda x, key: x[tuple([slice(*k) if isinstance(k, tuple) else k for k in key])],
     "diagonal": lambda x, offset: ops.diagonal(x, offset, -2, -1),
     "after": lambda x: x,
