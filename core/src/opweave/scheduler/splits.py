@@ -53,7 +53,7 @@ class StorageView(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, storage: int) -> StorageView:
         """What a tensor shows of the storage in which its root lies."""
-        return tuple.__new__(cls, (storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
+        return cls(storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides)
 
     @classmethod
     def dense(cls, storage: int, dtype: DType, shape: Shape) -> StorageView:
