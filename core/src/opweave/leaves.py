@@ -334,7 +334,7 @@ def state(
     if not isinstance(name, str) or not name:
         raise ShapeError(f"a state needs a name: ow.state('cache', shape), not {name!r:.60}")
     dtype = as_dtype(dtype)
-    shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
+    shape = check_shape(shape, dtype)
     where = _resolve_or_split(device)
     target = where if isinstance(where, Device) else None
     kind = registry.buffer_type(buffer_type, target)

@@ -64,6 +64,20 @@ def test_equal_numbers_are_one_constant_and_arrays_are_copied():
     assert np.shares_memory(data_of(ow.constant(array)), array)
 
 
+@pytest.mark.parametrize("leaf", [ow.input, ow.state])
+def test_shapes_of_leaves_are_an_integer_or_several(leaf):
+    for shape in (3, np.int64(3), [3], range(3, 4), np.array([3])):
+        assert leaf("x", shape).shape == (3,)
+    for shape in (None, "ab", 2.5, (2, None), {"a": 1}):
+        with pytest.raises(ow.ShapeError, match="a shape is a tuple of integers"):
+            leaf("x", shape)
+
+
+def test_axes_to_swap_are_integers():
+    with pytest.raises(ow.ShapeError, match="swapaxes: axes are integers, not 'a' and 1"):
+        ow.input("x", (2, 3)).swapaxes("a", 1)  # type: ignore[arg-type]
+
+
 def test_constants_can_be_given_a_type():
     assert ow.constant([1, 2], "bf16").dtype.name == "bf16"
     assert data_of(ow.constant(np.ones(3), "f32")).dtype == np.float32

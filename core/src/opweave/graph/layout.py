@@ -40,7 +40,7 @@ def check_shape(shape: Any, dtype: DType) -> Shape:
         LayoutError: the last axis does not consist of whole blocks of ``dtype``.
     """
     try:
-        result = (as_index(shape),) if not isinstance(shape, (tuple, list)) else tuple(map(as_index, shape))
+        result = tuple(map(as_index, shape)) if isinstance(shape, (tuple, list)) else _lengths(shape)
     except TypeError:
         raise ShapeError(f"a shape is a tuple of integers, not {shape!r}") from None
     if len(result) > MAX_NDIM:
@@ -50,6 +50,14 @@ def check_shape(shape: Any, dtype: DType) -> Shape:
     if dtype.block > 1 and (not result or result[-1] % dtype.block):
         raise LayoutError(f"shape {result}: the last axis of {dtype} must be a multiple of its block of {dtype.block}")
     return result
+
+
+def _lengths(shape: Any) -> Shape:
+    """A shape that is one integer, or an iterable of them; raises `TypeError` for other values."""
+    try:
+        return (as_index(shape),)
+    except TypeError:
+        return tuple(map(as_index, shape))
 
 
 def nbytes(shape: Shape, dtype: DType) -> int:

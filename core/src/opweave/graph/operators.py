@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from opweave.errors import BoundsError, DTypeError
+from opweave.errors import BoundsError, DTypeError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DTypeLike
 from opweave.graph.layout import normalize_axis
@@ -92,6 +92,8 @@ class Operators:
             i, j = normalize_axis(a, self.ndim), normalize_axis(b, self.ndim)
         except BoundsError as error:
             raise BoundsError(f"swapaxes: {error}; the operand is {self.describe()}") from None
+        except TypeError:
+            raise ShapeError(f"swapaxes: axes are integers, not {a!r:.40} and {b!r:.40}; {self.describe()}") from None
         order[i], order[j] = j, i
         return opdef.build("transpose", self, order)
 

@@ -422,7 +422,7 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
         UnknownNameError, DTypeError: see `as_dtype`.
     """
     dtype = as_dtype(dtype)
-    shape = check_shape(shape if isinstance(shape, int) else tuple(shape), dtype)
+    shape = check_shape(shape, dtype)
     if not isinstance(name, str) or not name:
         raise ShapeError(f"an input needs a name: ow.input('x', shape), not {name!r:.60}")
     key = ("input", name, shape, dtype, borrowed)
