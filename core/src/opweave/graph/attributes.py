@@ -1,8 +1,8 @@
 """Attributes of operations as JSON's types, and back: None, bool, int, float, str, tuples, slices and dtypes.
 
-Numbers, texts and None are themselves, tuples are lists. What JSON has no word for is an object of one entry:
+Numbers, texts and None are written as they are, tuples as lists. What JSON does not have is an object of one entry:
 ``{"float": "nan"}``, ``{"dtype": "f32"}``, ``{"slice": [start, stop, step]}``. Equal attributes in equal order give
-equal JSON, so that it also serves in keys.
+equal JSON, which therefore also serves as a key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encode_attrs(attrs: Mapping[str, Any], of: str) -> dict[str, Any]:
         of: what they belong to, for messages.
 
     Raises:
-        SchedulerError: a function, as that of `opweave.custom`, or another value without such a form.
+        SchedulerError: a value of another type, such as the function of `opweave.custom`.
     """
     return {name: _encode(value, name, of) for name, value in attrs.items()}
 
@@ -51,10 +51,10 @@ def _encode(value: Any, name: str, of: str) -> Any:
 
 
 def decode_attrs(encoded: Any) -> dict[str, Any]:
-    """What `encode_attrs` was given.
+    """The attributes that `encode_attrs` encoded, with tuples for lists.
 
     Raises:
-        FormatError: other values than `encode_attrs` makes.
+        FormatError: values that `encode_attrs` does not make, integers of more than 64 bits, more than 8 nested lists.
     """
     if not isinstance(encoded, dict):
         raise FormatError(f"attributes are an object, not {encoded!r:.60}")

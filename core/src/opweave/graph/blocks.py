@@ -39,7 +39,8 @@ def checked_blocks(blocks: Blocks, what: str) -> tuple[np.ndarray[Any, Any], Sha
     Raises:
         DTypeError, UnknownNameError: ``dtype`` is no quantized type.
         LayoutError: rows that do not consist of whole blocks.
-        ShapeError: a shape that is not possible, or bytes that do not fit it.
+        ShapeError: more than 8 axes or a negative length; ``data`` is not ``uint8``, or not as many bytes as the shape
+            takes.
     """
     dtype = as_dtype(blocks.dtype)
     if not dtype.is_quantized:

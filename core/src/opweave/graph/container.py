@@ -33,7 +33,12 @@ def aligned(n: int) -> int:
 
 
 def pack(header: dict[str, Any], buffers: Sequence[Array]) -> bytes:
-    """The container of a header of JSON's types and of dense arrays."""
+    """The bytes of a container.
+
+    Args:
+        header: an object of JSON's types, without NaN and infinities.
+        buffers: dense arrays of any dtype.
+    """
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     parts: list[bytes | memoryview] = [_HEAD.pack(MAGIC, VERSION, crc32(text), len(text)), text]
     end = _HEAD.size + len(text)
@@ -48,7 +53,8 @@ def unpack(data: Any) -> tuple[dict[str, Any], Array]:
     """The header, and the bytes behind it as a read-only ``uint8`` array over ``data``, which is not copied.
 
     Raises:
-        FormatError: no contiguous bytes, other bytes than `pack` makes, or those of another version.
+        FormatError: ``data`` is not contiguous bytes, was not made by `pack`, is damaged or cut off, or is of another
+            version of the format.
     """
     try:
         view = memoryview(data).cast("B").toreadonly()

@@ -10,7 +10,12 @@ __all__ = ["dot"]
 
 
 def dot(order: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
-    """The text; `opweave.Graph.to_dot` says what it shows."""
+    """The graph as text in DOT; `opweave.Graph.to_dot` says what it shows.
+
+    Args:
+        order: all tensors of the graph, sources first.
+        outputs: those of them that are outputs.
+    """
     numbers = {tensor: i for i, tensor in enumerate(order)}
     scopes: dict[str, list[Tensor]] = {}
     for tensor in order:

@@ -1,4 +1,4 @@
-"""Element types: plain ones, such that most devices only store, and block-quantized ones in the public GGUF layout.
+"""Element types: plain ones, of which most devices only store some, and block-quantized ones in the layout of GGUF.
 
 A quantized type stores ``block`` consecutive elements of the last axis in ``itemsize`` bytes. Plain types are the
 case ``block == 1``, so one formula serves both: a row of ``n`` elements takes ``n // block * itemsize`` bytes.
@@ -29,7 +29,7 @@ class DType:
         kind: ``"f"`` float, ``"i"`` signed integer, ``"u"`` unsigned integer, ``"b"`` bool, ``"q"`` quantized. Integers
             and floats of 4 and 2 bits take a byte each, as in ``ml_dtypes``.
         numpy: the NumPy type of plain types; ``uint8`` (raw bytes) for quantized ones.
-        rank: order in type promotion; the higher one wins (`promote`).
+        rank: order in type promotion: of two types the one of higher rank is the common one (`promote`).
     """
 
     __slots__ = ("block", "itemsize", "kind", "name", "numpy", "rank")
@@ -59,7 +59,7 @@ class DType:
 
     @property
     def is_half(self) -> bool:
-        """True for the two-byte floats, which compute in f32 and store rounded."""
+        """True for the two-byte floats: devices compute their results in f32, and round them when they store them."""
         return self.kind == "f" and self.itemsize == 2
 
     def row_bytes(self, n: int) -> int:
@@ -84,7 +84,7 @@ i8 = DType("i8", "i", np.int8, 1)
 u8 = DType("u8", "u", np.uint8, 1)
 bool_ = DType("bool", "b", np.bool_, 0)
 
-# Types that files have, and of which `HostDevice` computes whatever somebody asks for; other devices convert or refuse.
+# Types of weights in files. `HostDevice` runs every operation on them, other devices only copies, joins and indexing.
 u64 = DType("u64", "u", np.uint64, 8)
 u32 = DType("u32", "u", np.uint32, 4)
 u16 = DType("u16", "u", np.uint16, 2)
@@ -196,8 +196,9 @@ def _unknown(name: str) -> UnknownNameError:
 
 def promote(a: DType, b: DType) -> DType:
     """The common type of ``a`` and ``b`` by the rule of ``torch.promote_types``: a float wins over an integer, an
-    integer over bool, else the wider one; f16 and bf16 give f32, and an unsigned integer with a signed one that is not
-    wider the signed one of twice its size (u8 and i8 give i16), as NumPy does it.
+    integer over bool, else the wider one. f16 with bf16, and two different floats of 8 bits, give f32. An unsigned
+    integer with a signed one that is not wider gives the signed one of twice its size (u8 and i8 give i16), as in
+    NumPy, and i8 where it has less than 8 bits.
 
     Raises:
         DTypeError: one of them is quantized; quantized weights only enter ``linear``, ``expert_linear``, ``embedding``.

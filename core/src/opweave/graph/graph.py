@@ -25,13 +25,13 @@ class Graph:
         outputs: the tensors to compute.
         nodes: computed tensors and views in an order that is safe to run.
         leaves: the leaves that they need, in order of first use.
-        sharded: the weights in shards whose parts it computes with: only of a graph that was split over devices.
+        sharded: the weights of which it reads shards; empty unless the graph was split over devices.
 
     Raises:
         HazardError: two nodes write the same version of a state; a reader of a version cannot come before the writer of
             the next one; an output is a version that another node overwrites.
         LayoutError: an output that is the transpose of a quantized matrix, or a node that reads one.
-        SchedulerError: two different inputs or states with the same name; no output.
+        SchedulerError: two different inputs or states with the same name; no output, or one that is no tensor.
     """
 
     __slots__ = ("leaves", "nodes", "outputs")
@@ -65,7 +65,7 @@ class Graph:
         """The graph as bytes for `from_bytes`: its structure, names, scopes and sites, and the values of leaves.
 
         Args:
-            constants: with the values of constants. Without, they only serve for planning after loading.
+            constants: with the values of constants. Without, the loaded graph can only be planned.
             weights: with the values of weights. Without, they can be given by name when the graph is loaded.
             states: with the present values of states, which waits for work on their devices. Without, they begin with
                 their ``fill``.
@@ -90,13 +90,14 @@ class Graph:
     def from_bytes(cls, data: Any, *, weights: Mapping[str, Any] = MappingProxyType({})) -> Graph:
         """The graph that `to_bytes` saved. The bytes are checked, and nothing in them is executed.
 
-        Inputs, and nodes that live already, are the same tensors; other leaves are new ones, without a device. Values
-        are not copied: those in a mapped file (``mmap``, ``numpy.memmap``) are read when they are used.
+        Inputs, and nodes that exist already, are the same tensors; other leaves are new ones, without a device. Values
+        of constants and weights are not copied: those in a mapped file (``mmap``, ``numpy.memmap``) are read when they
+        are used.
 
         Args:
             data: bytes, or something with contiguous bytes.
-            weights: name -> tensor or array, for weights that were saved without values; what `opweave.weights` gives
-                is also placed. Without it such weights only serve for planning.
+            weights: name -> tensor or array, for weights that were saved without values. Tensors of `opweave.weights`
+                keep their device. If it is empty, such weights have no values, and the graph can only be planned.
 
         Raises:
             FormatError: the bytes are cut off, damaged, of another version, or contradict themselves.
@@ -124,8 +125,8 @@ class Graph:
 
 
 Readers = tuple[list[Tensor], list[Tensor]]
-"""The nodes that read what a node overwrites: those that follow it in an order by sources alone, and the others, of
-which its value may be made."""
+"""The nodes that read the version which a node overwrites: those behind it in an order by sources alone, then those
+before it in that order, from which the written value may be computed."""
 
 
 def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None) -> list[Tensor]:
@@ -141,7 +142,8 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None
             stack.pop()
             continue
         readers = None if before is None else before.get(tensor)
-        # Other readers of a state come before what its next version is made of, which then takes memory for less long.
+        # Readers that the written value does not depend on come first: what it depends on then takes memory for a
+        # shorter time.
         pending = [] if readers is None else [s for s in readers[0] if s not in done]
         for s in tensor.srcs:
             if s not in done:
@@ -159,7 +161,7 @@ def _sort(outputs: Iterable[Tensor], before: dict[Tensor, Readers] | None = None
             order.append(tensor)
             continue
         if before is not None:
-            # Tensors that are in `opened` and not in `done` are those on the path from an output to here.
+            # Tensors in `opened` that are not in `done` lie on the path from an output to this one.
             opened.add(tensor)
             for s in pending:
                 if s in opened:

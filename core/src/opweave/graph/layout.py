@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.errors import BoundsError, LayoutError, ShapeError
-from opweave.graph.dtypes import DType
+from opweave.graph.dtypes import DType, u8
 
 __all__ = [
     "MAX_NDIM", "Key", "Shape", "Strides", "broadcast_shapes", "broadcast_strides", "check_shape", "dense_strides",
@@ -25,7 +25,7 @@ __all__ = [
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 Key = tuple[int | tuple[int, int, int] | None, ...]
-"""A normalised index: a number drops its axis, (start, stop, step) keeps it, ``None`` adds one."""
+"""A normalised index: a number removes its axis, (start, stop, step) keeps it, ``None`` adds one of length 1."""
 
 MAX_NDIM: Final = 8
 """The largest number of axes of a tensor."""
@@ -33,7 +33,7 @@ _ADDRESSES: Final = 1 << 63
 
 
 def check_shape(shape: Any, dtype: DType) -> Shape:
-    """``shape``, an int or a sequence of ints, as a tuple.
+    """``shape``, an integer or an iterable of integers, as a tuple of ints.
 
     Raises:
         ShapeError: more than 8 axes, a negative length, or not integers.
@@ -105,8 +105,8 @@ def is_dense(shape: Shape, strides: Strides, dtype: DType) -> bool:
 
 
 def span(shape: Shape, strides: Strides, dtype: DType) -> int:
-    """Bytes from the start of the first to the end of the last element, for non-negative strides; 0 if there is
-    none."""
+    """Bytes from the start of the first to the end of the last element, for non-negative strides; 0 if there are no
+    elements."""
     if 0 in shape:
         return 0
     end = dtype.itemsize
@@ -157,7 +157,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
-    """Strides of a window of ``shape`` broadcast to ``to``, with 0 along repeated axes; raises `ShapeError`."""
+    """Strides of a window of ``shape`` broadcast to ``to``, with 0 along repeated axes; raises `ShapeError` if
+    ``shape`` does not broadcast to it."""
     lead = len(to) - len(shape)
     if lead < 0 or any(have not in (1, want) for have, want in zip(shape, to[lead:], strict=True)):
         raise ShapeError(f"shape {shape} does not broadcast to {to}")
@@ -190,7 +191,7 @@ def reshape_strides(shape: Shape, strides: Strides, to: Shape, dtype: DType) -> 
             if is_dense(shape, strides, dtype) and to and to[-1] % dtype.block == 0:
                 return dense_strides(to, dtype)
             return None
-        lead = reshape_strides(shape[:-1], strides[:-1], to[:-1], _BYTE)
+        lead = reshape_strides(shape[:-1], strides[:-1], to[:-1], u8)
         return None if lead is None else (*lead, strides[-1])
     if 0 in shape or is_dense(shape, strides, dtype):
         return dense_strides(to, dtype)
@@ -226,11 +227,12 @@ def reshape_strides(shape: Shape, strides: Strides, to: Shape, dtype: DType) -> 
 
 
 def normalize_key(key: Any, shape: Shape) -> Key:
-    """``key`` of NumPy's basic indexing (integers, slices, ``None``, ``...``) with one part for each axis.
+    """``key`` of NumPy's basic indexing (integers, slices, ``None``, ``...``) with one part for each axis of ``shape``,
+    and ``None`` for each new axis. Keys that select the same window give equal results.
 
     Raises:
-        BoundsError: an integer outside of its axis, or more parts than axes.
-        LayoutError: a negative step, or an index that is none of the above.
+        BoundsError: an integer outside of its axis, more parts than axes, or more than one ``...``.
+        LayoutError: a step of 0 or a negative one, or an index that is none of the above.
     """
     keys = key if isinstance(key, tuple) else (key,)
     used = sum(k is not None and k is not Ellipsis for k in keys)
@@ -282,7 +284,7 @@ def slice_window(shape: Shape, strides: Strides, offset: int, key: Key, dtype: D
     """The window that ``key``, as `normalize_key` gives it, selects.
 
     Raises:
-        LayoutError: a part that cuts a block.
+        LayoutError: a part that cuts a quantized block, or a new axis behind blocks.
     """
     out_shape: list[int] = []
     out_strides: list[int] = []
@@ -312,6 +314,3 @@ def slice_window(shape: Shape, strides: Strides, offset: int, key: Key, dtype: D
     if dtype.block > 1 and key and key[-1] is None:
         raise LayoutError(f"a new last axis would cut the blocks of {dtype}")
     return tuple(out_shape), tuple(out_strides), offset
-
-
-_BYTE: Final = DType("byte", "u", "u1", 0)

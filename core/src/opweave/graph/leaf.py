@@ -32,7 +32,7 @@ class Spec(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
+    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what `BufferType._init` returned for it."""
 
     buffer: Buffer
     offset: int
@@ -40,7 +40,7 @@ class Location(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The memory of a tensor: byte ``offset`` of ``buffer``; ``handle`` is what the ``_init`` of its type returned."""
+    """The memory of a tensor: byte ``offset`` of ``buffer``; ``handle`` is what `BufferType._init` returned for it."""
 
     tensor: Tensor
     buffer: Buffer
@@ -51,8 +51,8 @@ class Placement(NamedTuple):
 class Copies:
     """Where a read-only leaf was copied to: ``copies[key]`` is the `Location` in a memory space (or a kind of memory).
 
-    An entry is kept until somebody takes it (``copies[key]``), and from then on as long as one of those who took it
-    keeps its buffer: copies leave a device with the last program that uses them.
+    An entry holds its buffer until it is read for the first time (``copies[key]``, `get`). From then on it holds a weak
+    reference: the copy is freed when the last program that read the entry drops the buffer.
     """
 
     __slots__ = ("_strong", "_weak")
@@ -84,7 +84,7 @@ class Copies:
             return None
 
     def _gone(self, key: Any, known: ref[Buffer]) -> None:
-        """Called when the buffer of an entry was dropped; its prepared form goes with it."""
+        """Called when the buffer of an entry was freed: removes the entry, and with it the handle."""
         if key in self._weak and self._weak[key][0] is known:
             del self._weak[key]
 
@@ -105,13 +105,13 @@ class Copies:
         self._weak.pop(key, None)
 
     def items(self) -> list[tuple[Any, Location]]:
-        """All keys and locations, without taking them."""
+        """All keys and locations. Entries that hold their buffer go on doing so."""
         taken = [(key, known(), at, handle) for key, (known, at, handle) in self._weak.items()]
         there = [(key, Location(buffer, at, handle)) for key, buffer, at, handle in taken if buffer is not None]
         return [*self._strong.items(), *there]
 
     def values(self) -> list[Location]:
-        """All locations, without taking them."""
+        """All locations. Entries that hold their buffer go on doing so."""
         return [location for _, location in self.items()]
 
 
@@ -121,9 +121,13 @@ class Leaf:
 
     Attributes:
         kind: ``"input"`` (fed for each run), ``"constant"``, ``"weight"`` (read-only) or ``"state"`` (nodes write it).
-        data: the bytes on the host, dense; ``None`` for inputs, for states, and for weights made from a `Spec`.
+        name: by which it is fed, looked up and saved.
+        data: the values on the host, dense; those of blocks as ``uint8``. ``None`` for inputs, for weights made from a
+            `Spec` or split over devices, for what was saved without values, and for placed states.
+        fill: the number with which a state without ``data`` begins.
         device: name of the device that the user chose for the leaf, or ``None``.
-        placement: its memory, or ``None``: leaves that the user placed have it at once, others from the first program.
+        placement: its memory, or ``None``. Leaves that the user placed have memory at once, others from the first
+            program on.
         copies: memory space -> where this read-only leaf was uploaded to, once for all programs; buffer type -> where
             its copy in that special memory is.
         converted: dtype -> this read-only leaf in another type, converted once for all programs.

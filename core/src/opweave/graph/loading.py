@@ -1,7 +1,7 @@
-"""Graphs from bytes that `opweave.graph.saving` made, or that somebody else changed.
+"""Graphs from bytes that `opweave.graph.saving` made. The bytes are not trusted.
 
-Every node is built anew by the shape rule of its operation. What does not come out as it was saved, or shows bytes that
-are not there, is refused. Values of leaves stay in the given bytes.
+Every node is built by the shape rule of its operation. A node whose shape or dtype differs from the saved one, and a
+view that reaches out of the bytes of its source, raise `FormatError`. Values of leaves are views of the given bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def decode(data: Any, weights: Mapping[str, Any], leaves: Sequence[Tensor] | Non
     Args:
         data: the bytes.
         weights: name -> tensor or array, for weights whose values were left out.
-        leaves: the graph's leaves in order, instead of new ones.
+        leaves: the leaves of the graph in the order in which they were saved; ``None``: they are made from the bytes.
 
     Raises:
         FormatError: bytes that `opweave.graph.saving.encode` did not make.
@@ -52,13 +52,13 @@ def decode(data: Any, weights: Mapping[str, Any], leaves: Sequence[Tensor] | Non
         return [loader.tensors[_number(i, len(loader.tensors))] for i in _list(header.get("outputs"), int)]
     except (FormatError, SchedulerError, UnknownNameError):
         raise
-    # Shape rules expect attributes as builders make them, and fail in any way for others.
+    # Shape rules expect attributes as builders make them, and raise any exception for others.
     except Exception as error:
         raise FormatError(f"the saved graph contradicts itself at tensor {len(loader.tensors)}: {error}") from error
 
 
 def leaf_tensor(leaf: Leaf, shape: Shape, dtype: DType) -> Tensor:
-    """The tensor around ``leaf``; the existing one of an equal input or number."""
+    """The tensor around ``leaf``; for an input or a scalar constant the existing one, if an equal one lives."""
     if leaf.kind == "input":
         return input(leaf.name, shape, dtype, borrowed=leaf.borrowed)
     if leaf.kind == "constant" and leaf.data is not None and not shape:
@@ -198,7 +198,7 @@ def _window(row: dict[str, Any], shape: Shape, source: Tensor, attrs: dict[str, 
     """Strides and offset of a view, which has to lie within the bytes of the root of its source."""
     saved, offset = row["window"]
     strides, item = tuple(_list(saved, int)), source.dtype.itemsize
-    if row["op"] == "transpose":  # also of a quantized matrix, whose strides are not of whole blocks then
+    if row["op"] == "transpose":  # the strides of a transposed quantized matrix are no multiples of its blocks
         axes = attrs["axes"]
         fits = sorted(axes) == list(range(source.ndim)) and offset == source.offset
         fits = fits and strides == tuple([source.strides[a] for a in axes])
@@ -215,11 +215,13 @@ def _window(row: dict[str, Any], shape: Shape, source: Tensor, attrs: dict[str, 
 _TYPES: Final[dict[Any, tuple[type, ...]]] = {
     "float": (float, int, bool), "bool": (bool,), "int": (int,), "str": (str,), "DType": (DType,),
 }  # fmt: skip
-"""The types of attributes by their annotation. What says float may be an integer that fills a tensor of integers."""
+"""The types of attributes by their annotation. An attribute annotated as float may be an integer or a bool: the value
+that fills a tensor of integers or bools."""
 
 
 def check_types(op: OpDef, attrs: dict[str, Any]) -> None:
-    """Refuse attributes of other types than the shape rule names, as far as it names plain ones."""
+    """Raise `FormatError` for an attribute of another type than the annotation in the shape rule, where that is one of
+    `_TYPES`."""
     for name, parameter in signature(op.infer).parameters.items():
         kinds = _TYPES.get(parameter.annotation)
         if parameter.kind is parameter.KEYWORD_ONLY and kinds is not None and type(attrs.get(name)) not in kinds:

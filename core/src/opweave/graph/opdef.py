@@ -1,4 +1,4 @@
-"""`OpDef`: the definition of an operation, and `OPS`, the table of all of them, which the modules of ``opweave.ops``
+"""`OpDef`: the definition of an operation, and `OPS`, the table of all operations, which the modules of ``opweave.ops``
 fill.
 
 Operators of `Tensor` look operations up in this table by name, so that ``tensor.py`` need not import ``opweave.ops``.
@@ -29,8 +29,10 @@ Infer = Callable[..., "tuple[Shape, DType]"]
 
 Gradient = Callable[..., "Tensor | Sequence[Tensor | None] | None"]
 """``gradient(grad, out, *srcs, **attrs)`` builds the gradients of a loss with respect to the sources, given ``grad``,
-the one with respect to the output ``out``: a tensor of the shape of each source, ``None`` where it is zero; of one
-source not in a sequence. If the operation writes, the first one is that of the version which is overwritten, whole."""
+the gradient with respect to the output ``out``. It returns for each source a tensor of its shape, or ``None`` where the
+gradient is zero: a sequence, or for one source the tensor itself. For an operation that writes, ``grad`` and the first
+result have the shape of the whole state: they are the gradients of its next version and of the one that is
+overwritten."""
 
 
 class Limits(NamedTuple):
@@ -52,8 +54,8 @@ class Sample(NamedTuple):
     0 .. `SAMPLE_IDS` - 1 repeated, so tables need at least that many rows.
 
     Attributes:
-        dtype: the type under which a profile stores the result: that of the first source, of products that of the
-            weights.
+        dtype: name of the type under which a profile stores the result: that of the first source, for products that of
+            the weights.
         build: makes nodes whose time depends on the bytes that they read and write.
         products: makes nodes whose time depends on floating-point operations; ``None`` if there are none.
     """
@@ -100,7 +102,8 @@ class OpDef:
         selects: ``(table, ids)``, positions of two sources: only the rows of the table, along its first axis, that the
             ids contain are read. If a table is copied from the host for each run, only these rows are copied.
         pointwise: each output element depends only on the source elements at the same position.
-        flops: returns the number of floating-point operations for an output tensor.
+        flops: returns the number of floating-point operations for an output tensor. Default: one for each element if
+            ``pointwise``, else 0.
         formula: the operation in one line of mathematics, for documentation.
         product: most of its work is multiplying and adding: accelerators are much faster, its cost depends on
             floating-point operations, and programs may allow it to be computed less than exactly (``rough``).

@@ -26,7 +26,7 @@ def _both_ways(op: str) -> tuple[Operator, Operator]:
 
 
 class Operators:
-    """What makes `Tensor` look like an array. Each builds the node of the operation that the table has by that name, so
+    """The operators and methods of `Tensor`. Each calls the builder that the table of operations has by its name, so
     that this module need not import ``opweave.ops``."""
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class Operators:
 
         def describe(self) -> str: ...
 
-    __array_ufunc__ = None  # np.ndarray + tensor comes to us instead of broadcasting over us
+    __array_ufunc__ = None  # NumPy's operators then return NotImplemented, and Python calls those of the tensor
 
     __add__, __radd__ = _both_ways("add")
     __sub__, __rsub__ = _both_ways("sub")
@@ -102,6 +102,7 @@ class Operators:
         return opdef.build("reshape", self, shape[0] if len(shape) == 1 else shape)
 
     def broadcast_to(self, shape: Any) -> Tensor:
+        """The value seen in a larger shape, as ``ow.broadcast_to``."""
         return opdef.build("broadcast_to", self, shape)
 
     def astype(self, dtype: DTypeLike) -> Tensor:
@@ -113,15 +114,19 @@ class Operators:
         return opdef.build("contiguous", self)
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """The sum over one, several or all axes, as ``ow.sum``."""
         return opdef.build("sum", self, axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """The mean over one, several or all axes, as ``ow.mean``."""
         return opdef.build("mean", self, axis, keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """The largest element over one, several or all axes, as ``ow.max``."""
         return opdef.build("max", self, axis, keepdims)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        """The index of the largest element along an axis, or in the flattened tensor, as ``ow.argmax``."""
         return opdef.build("argmax", self, axis, keepdims)
 
     # --- what looks like Python but would mislead -------------------------------------------------------------------

@@ -16,8 +16,11 @@ __all__ = ["reduce_graph", "reduce_tensor"]
 
 
 def reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
-    """A computed tensor as the bytes of its graph beside its leaves, which pickle by themselves: what several tensors
-    share is pickled once, and shared again."""
+    """How a tensor is rebuilt: a leaf from its values; a computed tensor from the bytes of its graph and its leaves.
+
+    Leaves are objects of their own in the pickle. So a leaf of several tensors is pickled once, and they share it again
+    when they are loaded.
+    """
     leaf = tensor.leaf
     if leaf is None:
         return _restore_tensor, _structure(Graph(tensor))
@@ -27,7 +30,7 @@ def reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def reduce_graph(graph: Graph) -> tuple[Any, ...]:
-    """A graph in the same way."""
+    """How a graph is rebuilt: from its bytes and its leaves, as in `reduce_tensor`."""
     return _restore_graph, _structure(graph)
 
 

@@ -1,4 +1,4 @@
-"""`Precision`: how far the operands of products may be rounded, and which limits of error follow from that."""
+"""`Precision`: how far the operands of products may be rounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Precision = Literal["exact", "bf16", "int8"]
 are rounded to bf16. ``int8``: activations are quantized to 8-bit integers in blocks, as ggml and ONNX Runtime do for
 products with quantized weights.
 
-As what a kernel declares it is the precision that it computes in. As what a program allows it is an upper bound on how
-rough a kernel may be: ``int8`` allows kernels of ``bf16`` and ``exact`` too.
+A kernel declares the precision in which it computes. A program declares the roughest precision that it allows: ``int8``
+allows kernels of ``bf16`` and ``exact`` too.
 """
 
 PRECISIONS: Final[Mapping[Precision, int]] = MappingProxyType({"exact": 0, "bf16": 1, "int8": 2})
@@ -40,6 +40,6 @@ def is_within(precision: Precision, allowed: Precision) -> bool:
 
 
 def takes_precision(node: Tensor) -> bool:
-    """Whether a node may be computed less than exactly at all: its operation has limits of error for that, and its
-    result is of a float type other than f64."""
+    """Whether kernels of other precisions than ``"exact"`` may compute a node: its operation has limits of error for
+    them (`OpDef.rough`), and its result is of a float type other than f64."""
     return bool(node.op is not None and node.op.rough and node.dtype.is_float and node.dtype is not f64)

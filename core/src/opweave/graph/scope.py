@@ -30,7 +30,7 @@ def scope(name: str) -> Iterator[None]:
         name: a text, in which ``/`` separates nested scopes.
 
     Raises:
-        ShapeError: no text, or one with an empty part.
+        ShapeError: ``name`` is no text, or has an empty part.
     """
     if not isinstance(name, str) or not all(name.split("/")):
         raise ShapeError(f"a scope needs a name: ow.scope('layer3'), not {name!r:.60}")

@@ -17,9 +17,9 @@ class Shards(NamedTuple):
     """The parts of a read-only leaf, each a leaf of its own.
 
     Attributes:
-        axis: the axis of the whole that was cut.
-        cuts: where each part begins along that axis, and at last its length.
-        parts: the leaves, in order.
+        axis: the axis along which the leaf was cut.
+        cuts: the first index of each part along that axis, in elements, and last the length of the axis.
+        parts: the leaves of the parts, in the order of the axis.
         devices: the name of the device of each part.
     """
 
@@ -29,14 +29,14 @@ class Shards(NamedTuple):
     devices: tuple[str, ...]
 
     def values(self, whole: np.ndarray[Any, Any], part: int) -> np.ndarray[Any, Any]:
-        """The values of a part, dense, given those of the whole: a view of them where that is dense."""
+        """The values of a part as a dense array, given those of the whole leaf: a view of them where that is dense."""
         at = part_of(self.parts[part].dtype, self.axis, self.parts[part].ndim, *self.cuts[part : part + 2])
         return np.ascontiguousarray(whole[at])
 
 
 def part_of(dtype: DType, axis: int, ndim: int, start: int, stop: int) -> tuple[slice, ...]:
-    """The index of elements ``start .. stop`` along an axis of an array of a tensor's values, whose last axis counts
-    bytes where the dtype consists of blocks."""
+    """The index that selects elements ``start`` to ``stop`` along ``axis`` of the array of a tensor's values. Where the
+    dtype consists of blocks, the last axis of that array counts bytes, and the index does too."""
     if dtype.block > 1 and axis == ndim - 1:
         start, stop = dtype.row_bytes(start), dtype.row_bytes(stop)
     return (*[slice(None)] * axis, slice(start, stop))

@@ -41,11 +41,17 @@ _PACKAGE: Final = dirname(dirname(__file__)) + sep
 class Signature:
     """Everything about a node that can decide whether a device supports it: op, attributes, dtypes and layouts.
 
-    Interned: equal signatures are one object, so each device is asked once; ``support`` keeps the answers.
-    ``memories`` are the special buffer types that sources lie in, ``None`` for ordinary memory; empty if all do.
-    ``precision`` is what is allowed, and ``constant`` the positions of f32 sources that are read-only leaves, which can
-    then be rounded once for all runs. ``whole`` are positions of sources that are read-only leaves, no parts of them,
-    which can be repacked once for all runs.
+    Interned: equal signatures are one object, so that each device is asked once.
+
+    Attributes:
+        op, attrs: the operation and its attributes.
+        out, srcs: dtype, shape and strides of the output and of each source.
+        memories: for each source the special buffer type in which it lies, ``None`` for ordinary memory; empty if all
+            lie in ordinary memory.
+        precision: the roughest precision in which a device may compute the node.
+        constant: positions of f32 sources that show read-only leaves, which may be rounded once for all runs.
+        whole: positions of sources that are whole read-only leaves, which may be repacked once for all runs.
+        support: what devices answered.
     """
 
     __slots__ = (
@@ -72,7 +78,7 @@ class Signature:
         self._variants: dict[tuple[Precision, frozenset[int], frozenset[int]], Signature] = {}
 
     def at(self, precision: Precision, constant: frozenset[int], whole: frozenset[int] = frozenset()) -> Signature:
-        """The same with another precision and other read-only sources: one object for equal ones."""
+        """This signature with another precision and other read-only sources; equal calls return one object."""
         key = precision, constant, whole
         known = self._variants.get(key)
         if known is None:
@@ -82,7 +88,7 @@ class Signature:
 
     @property
     def variants(self) -> list[Signature]:
-        """Those of the same precision that `at` has made of this one."""
+        """The signatures of the same precision that `at` has made of this one."""
         return [made for made in self._variants.values() if made.precision == self.precision]
 
 
@@ -94,13 +100,14 @@ class Tensor(Operators):
 
     Attributes:
         op: the operation, ``None`` for leaves.
-        srcs: the tensors it is computed from.
+        srcs: the tensors from which it is computed.
         attrs: the operation's attributes, normalised.
-        dtype, shape: of the value, NumPy's order of axes.
-        strides, offset: bytes, relative to ``root``.
+        dtype, shape: of the value, with axes in NumPy's order.
+        strides: in bytes.
+        offset: of the first element, in bytes from the first byte of ``root``.
         base: for a view, the dense tensor whose bytes it shows; else ``None``, as NumPy's ``base``.
         state: for a version of a state, the state's leaf; else ``None``.
-        leaf: what is known of the bytes of a leaf, else ``None``.
+        leaf: kind, name and bytes of a leaf, else ``None``.
         signature: interned key of op, attributes and layouts, ``None`` for leaves and views.
         scope: the scopes (`opweave.scope`) in which the node was built, ``"encoder/layer3"``; ``""`` for leaves.
     """
@@ -124,7 +131,7 @@ class Tensor(Operators):
     signature: Signature | None
     scope: str
     _name: str
-    # Where it was built: a text once it was saved.
+    # Where it was built: code and instruction, or the text of `site` if it was loaded.
     _site: tuple[CodeType, int] | str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tensor:
@@ -134,8 +141,8 @@ class Tensor(Operators):
 
     @property
     def name(self) -> str:
-        """The scope of the node, and its given name, else that of the operation: ``"layer3/linear"``. Of a leaf its
-        given name, else its key; scopes change neither. For messages and reports."""
+        """The name in messages and reports. Of a node its scope, and behind it the name that `named` gave it, else that
+        of the operation: ``"layer3/linear"``. Of a leaf the name that `named` gave it, else its key, without scope."""
         own = self._name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
         return f"{self.scope}/{own}" if self.scope else own
 
@@ -153,6 +160,7 @@ class Tensor(Operators):
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property
@@ -167,6 +175,7 @@ class Tensor(Operators):
 
     @property
     def is_view(self) -> bool:
+        """Whether it shows the bytes of another tensor, ``base``."""
         return self.base is not None
 
     @property
@@ -228,11 +237,13 @@ class Tensor(Operators):
     # --- its memory, for other libraries -----------------------------------------------------------------------------
 
     def __dlpack__(self, **params: Any) -> Any:
-        """The memory of a placed leaf (a state, weights), or of a view of one, for another library's ``from_dlpack``:
-        without copying, so that it shows what later runs write. Wait for them before reading.
+        """The memory of a placed leaf (a state, weights), or of a view of one, for another library's ``from_dlpack``.
+
+        The memory is shared, not copied: it changes when a later run writes the leaf. The caller has to wait for runs
+        before it reads.
 
         Raises:
-            BufferError: a computed tensor, a leaf without memory, or memory that cannot be shown.
+            BufferError: a computed tensor, a leaf without memory, or memory that cannot be exported.
         """
         return self._exported().__dlpack__(**params)
 
@@ -253,8 +264,8 @@ class Tensor(Operators):
 _NODES: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()
 _SIGNATURES: WeakValueDictionary[Any, Signature] = WeakValueDictionary()
 _NODES_LOCK: Final = Lock()
-"""Held while a node is looked up or made, so that two threads never get two equal nodes. Making a node may make
-others."""
+"""Held while a node is looked up or made, so that two threads never get two equal nodes. It is reentrant, because shape
+rules may build nodes."""
 
 
 def _exact(attrs: dict[str, Any]) -> tuple[Any, ...]:
@@ -358,9 +369,14 @@ def view_node(
     offset: int,
     after: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``.
+    """A view of ``src`` whose window, relative to ``src.root``, is ``(shape, strides, offset)``: the existing one if an
+    equal one lives.
 
-    What depends on the view also depends on the tensors in ``after``, whose values it does not show.
+    Args:
+        after: further sources, of which the view shows no element: what depends on it depends on them too.
+
+    Raises:
+        ShapeError: more than 8 axes.
     """
     key = (op, src, *after, _exact(attrs))
     with _NODES_LOCK:
@@ -377,8 +393,8 @@ def view_node(
 
 
 def with_sources(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
-    """The node of the same operation, attributes, scope and name on other sources, whose windows are those of its own
-    sources. Itself on its own sources."""
+    """The node of the same operation, attributes, scope and name on other sources, which have the shapes, dtypes and
+    strides of its own ones; ``tensor`` itself if they are its own ones."""
     op = tensor.op
     assert op is not None
     if srcs == tensor.srcs:
@@ -417,9 +433,9 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
         borrowed: fed arrays are not copied; the caller must not change them until the run is complete.
 
     Raises:
-        ShapeError: a missing name, or a shape that is not possible.
+        ShapeError: a missing name, more than 8 axes, or a length that is negative or no integer.
         LayoutError: the last axis does not consist of whole blocks of a quantized dtype.
-        UnknownNameError, DTypeError: see `as_dtype`.
+        UnknownNameError, DTypeError: no such dtype; see `as_dtype`.
     """
     dtype = as_dtype(dtype)
     shape = check_shape(shape, dtype)
@@ -434,15 +450,23 @@ def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borr
 
 
 def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constant") -> Tensor:
-    """A leaf with fixed values: an array (also of another library), a number, or nested sequences of numbers.
+    """A leaf with fixed values.
 
-    The values are copied, except those of a read-only array (e.g. a mapped file), which is used in place. Python
-    numbers become f32 or i64 unless ``dtype`` is given. (An array of float64 without a ``dtype`` that meets narrower
-    floats, so that these become f64, is warned of once.) Scalar constants of equal value and dtype are one leaf.
+    Scalar constants of equal value and dtype are one leaf.
+
+    Args:
+        value: an array (also of another library), a number, or nested sequences of numbers, of up to 8 axes. The values
+            are copied, except those of a read-only array (e.g. a mapped file) that is dense and of ``dtype``, which is
+            used in place. A tensor is returned as it is.
+        dtype: by default that of the array; f32, i64 or bool for Python's numbers. (The first time that an array of
+            float64 without a ``dtype`` meets narrower floats, which then become f64, `OpweaveWarning` is given.)
+        name: for messages and reports. Scalars are named by their value.
 
     Raises:
+        ShapeError: more than 8 axes, or a name that is no text.
         DTypeError: a type that opweave does not have, values that ``dtype`` does not hold, or an array in the memory of
             another device than the host.
+        UnknownNameError: no such dtype.
     """
     if isinstance(value, Tensor):
         return value
@@ -464,7 +488,8 @@ def constant(value: Any, dtype: DTypeLike | None = None, *, name: str = "constan
 
 
 def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
-    """``value`` itself if it is a tensor, else a constant; a bare Python number takes the dtype of ``like``."""
+    """``value`` itself if it is a tensor, else a constant. A Python number takes the dtype of ``like``; a float takes
+    f32 where that is no float type."""
     if isinstance(value, Tensor):
         return value
     if like is not None and isinstance(value, (bool, int, float)):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import LayoutError, OpweaveError, ShapeError
-from opweave.graph.dtypes import DType
+from opweave.graph.dtypes import DType, u8
 from opweave.graph.layout import (
     Key,
     Shape,
@@ -217,11 +217,10 @@ def _as_key(key: Key) -> tuple[Any, ...]:
 
 
 def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
-    return slice_window(shape, shape, 0, normalize_key(_as_key(key), shape), _ANY)[0]
+    return slice_window(shape, shape, 0, normalize_key(_as_key(key), shape), u8)[0]
 
 
 SLICE = _define_view("slice", _sliced_shape, lambda x, *, key: x[_as_key(key)], "x[key]")
-_ANY = DType("any", "u", "u1", 0)
 
 
 @builds(SLICE)
