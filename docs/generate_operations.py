@@ -34,9 +34,9 @@ Every operation, by family. A family is one file of definitions, and one file of
 name: what is said below of an operation, and of each backend, links to them. A definition holds the shape rule, the
 reference in NumPy that every kernel is compared with, the cost, and which sources the result may overwrite.
 
-Tensors are written as NumPy writes arrays; operands of two-sided operations broadcast and are promoted. *Element by
-element* means that the result has the shape of the operands. Half types compute in f32 and store rounded. Views cost
-nothing and never reach a device. Each operation has an example of its node: types and shapes of the sources, attributes
+Tensors are written as NumPy writes arrays; operands of binary operations broadcast and are promoted. *Element by
+element* means that the result has the shape of the operands. Half types are computed in f32, and results are rounded.
+Views are not computed by any device. Each operation has an example of its node: types and shapes of the sources, attributes
 as kernels get them, type and shape of the result.
 
 The `host` device runs the reference of every operation, for any dtype and layout; what the other backends have kernels

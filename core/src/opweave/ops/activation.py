@@ -105,7 +105,8 @@ XIELU = elementwise(
 
 @builds(XIELU)
 def xielu(x: Any, alpha_p: float = 0.8, alpha_n: float = 0.8, beta: float = 0.5, eps: float = -1e-6) -> Tensor:
-    """Expanded integral of the exponential linear unit: a parabola above zero, bent below; integers become f32.
+    """Expanded integral of the exponential linear unit: a parabola above zero, an exponential below; integers become
+    f32. ``eps`` is the largest exponent.
 
     Huang and Schlag, "Deriving Activation Functions Using Integration", 2025, section 3. Its trainable parameters are
     mapped to ``alpha_p`` and ``alpha_n`` by softplus (plus ``beta`` for the latter) before.
@@ -150,7 +151,7 @@ def hardsigmoid(x: Any) -> Tensor:
     return node(HARDSIGMOID, (floating("hardsigmoid", x),), {})
 
 
-# --- units that weigh x by a function of x --------------------------------------------------------------------------
+# --- products of x and a function of x ------------------------------------------------------------------------------
 
 _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
@@ -213,7 +214,7 @@ def gelu_tanh(x: Any) -> Tensor:
 
 
 QUICK: Final = 1.702
-"""The slope at which the sigmoid comes closest to the normal distribution."""
+"""The slope at which the sigmoid comes closest to the distribution function of the normal distribution."""
 
 
 def gelu_quick_of(x: Array) -> Array:
@@ -257,7 +258,7 @@ def hardswish(x: Any) -> Tensor:
     return node(HARDSWISH, (floating("hardswish", x),), {})
 
 
-# --- what the gradients of activations are made of ------------------------------------------------------------------
+# --- operations of the gradients of activations ---------------------------------------------------------------------
 
 RELU_BACKWARD = define_op(
     elementwise(
@@ -303,15 +304,16 @@ GELU_TANH_BACKWARD = define_op(
 
 
 def relu_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """The gradient of `relu`, of whose result ``y`` it is made; that of a NaN passes, as in torch."""
+    """The gradient of `relu`, given its result ``y``: 0 where ``y`` is 0, ``grad`` elsewhere, also where ``y`` is NaN,
+    as in torch. One float dtype and the broadcast shape of both."""
     return node(RELU_BACKWARD, float_pair("relu_backward", grad, y), {})
 
 
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `silu` at ``x``."""
+    """The gradient of `silu` at ``x``, times ``grad``: of one float dtype and the broadcast shape of both."""
     return node(SILU_BACKWARD, float_pair("silu_backward", grad, x), {})
 
 
 def gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `gelu_tanh` at ``x``."""
+    """The gradient of `gelu_tanh` at ``x``, times ``grad``: of one float dtype and the broadcast shape of both."""
     return node(GELU_TANH_BACKWARD, float_pair("gelu_tanh_backward", grad, x), {})

@@ -26,8 +26,8 @@ __all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril"
 def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
     """``x`` several times side by side along each axis, as NumPy's ``tile``.
 
-    Made of a broadcast view and a packed copy of it; of the view alone where only axes of length 1 grow. Every device
-    that packs runs it.
+    It is built from a broadcast view and a packed copy of it, or from the view alone where only axes of length 1 are
+    repeated. So every device that has `contiguous` runs it.
 
     Args:
         x: any dtype.
@@ -48,17 +48,17 @@ def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
 def repeat(x: Any, repeats: int, axis: int | None = None) -> Tensor:
     """Each element of ``x`` several times in a row along ``axis``, as NumPy's ``repeat``.
 
-    Made as `tile` is.
+    It is built as `tile` is.
 
     Args:
         x: any dtype.
         repeats: how often, the same for all elements.
-        axis: the axis that grows; ``None``: the flattened elements.
+        axis: the axis along which elements are repeated; ``None``: that of the flattened tensor.
 
     Raises:
         ShapeError: ``repeats`` is no non-negative integer.
         BoundsError: no such axis.
-        LayoutError: a quantized operand repeated along its last axis.
+        LayoutError: a quantized operand repeated along its last axis, or the transpose of a quantized matrix.
     """
     x = make("repeat", x)
     count = as_integer("repeat", "the number of repetitions", repeats)
@@ -180,7 +180,8 @@ Window = tuple[slice, ...]
 
 
 def roll_windows(shape: Shape, shifts: Shape) -> Iterator[tuple[Window, Window]]:
-    """For kernels of `roll`: windows that cover the result, each with the window of the operand that it is a copy of.
+    """For kernels of `roll`: windows that cover the result, each with the window of the operand from which it is
+    copied.
 
     Along a shifted axis two ranges change places; each combination of ranges of all axes is one window.
     """
@@ -268,12 +269,14 @@ def _widths(widths: Any, x: Tensor) -> Widths:
 
 
 def frame_windows(shape: Shape, widths: Widths, mode: str) -> Iterator[tuple[int, Window, Window]]:
-    """For kernels of `pad`: windows of the result that make its frame once the operand, of ``shape``, is inside.
+    """For kernels of `pad`: the windows of the result that are its frame, in an order in which they can be filled after
+    the operand, of ``shape``, was copied inside.
 
-    Axis by axis the box that is filled grows to both sides; what a side is made of lies in the box already.
+    The filled box is extended along one axis after the other, at both sides. The elements of a side are copies of
+    elements that are inside of the box by then.
 
-    Returns:
-        The axis, the window of a side, and the window of the result that it is a copy of (in ``"reflect"`` mode in
+    Yields:
+        The axis, the window of a side, and the window of the result from which it is copied (in ``"reflect"`` mode in
         reverse order along the axis; without meaning in ``"constant"`` mode).
     """
     box = [slice(before, before + n) for n, (before, _) in zip(shape, widths, strict=True)]

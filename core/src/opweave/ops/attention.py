@@ -101,7 +101,7 @@ ATTENTION: Final = OpDef(
     formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",
     product=True,
     slack=4.0,
-    # Means over many keys are small beside the values that were rounded.
+    # A mean over many keys is small compared with the rounding errors of the values.
     rough={**ROUGH, "bf16": Limits(2e-4, 8e-2)},
     samples=measured(attention_samples, attention_samples),
 )
@@ -154,9 +154,9 @@ def attention(
         Shape (batch, heads, tokens, out).
 
     Raises:
-        ShapeError: shapes that do not fit, ``max_bias`` without a mask.
+        ShapeError: shapes that do not fit, no keys, ``max_bias`` without a mask.
         DTypeError: quantized queries, mask or sinks, a mask that is neither of a float type nor bool, a bool mask with
-            ``max_bias``, options that are no numbers.
+            ``max_bias``, options that are no numbers, a ``max_bias`` or ``soft_cap`` that is negative or not finite.
     """
     query, key, value, *rest = floats("attention", q, *map(_values_of, (k, v)), optional=[sinks])
     bias, cap = as_number("attention", "max_bias", max_bias), as_number("attention", "soft_cap", soft_cap)

@@ -1,4 +1,5 @@
-"""The gradient of attention, as one operation: its weights are computed again, as nothing of them is kept."""
+"""The gradient of attention, as one operation. It computes the weights of the values again, because attention does not
+return them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ __all__: list[str] = []
 
 
 def attention_gradient_sizes(q: Shape, k: Shape, v: Shape) -> tuple[int, int, int]:
-    """How many elements `attention_backward` gives for the queries, keys and values of each group, given shapes."""
+    """How many elements `attention_backward` returns for the queries, keys and values of each group, given the shapes
+    of q, k and v."""
     return prod(q[1:]) // k[1], prod(k[2:]), prod(v[2:])
 
 
@@ -84,8 +86,10 @@ ATTENTION_BACKWARD: Final = define_op(
 def attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor, **options: Unpack[AttentionOptions]
 ) -> Tensor:
-    """The gradients of q, k and v of `attention`, for the gradient ``grad`` of its result, as one result, since all are
-    made of the weights of the values, which are computed once more. The sources and attributes are those of its node.
+    """The gradients of q, k and v of `attention`, given the gradient ``grad`` of its result.
+
+    They are one result, because all of them need the weights of the values, which are computed once. The other sources
+    and the attributes are those of the node of `attention`.
 
     Returns:
         Shape (batch, groups, n): of each group the gradients of the queries of its heads, of its keys and of its

@@ -3,9 +3,10 @@
 The formats are those of GGUF files, as the public description of the format and the ``gguf`` package fix them. Wherever
 there are two ways to order the arithmetic, the one of ``gguf`` is taken, so that results are equal to the bit.
 
-A format is a NumPy type with the fields of one block. `Decoder` knows in advance every call that decodes a number of
-blocks, with all operands in place: whole fields are moved as one item a block, integers are taken apart in words of
-eight bytes, and nothing is allocated. `dequantize` is the same for once.
+A format is a NumPy type with the fields of one block. A `Decoder` prepares the list of NumPy calls that decode a fixed
+number of blocks, with operands in memory that is allocated beforehand: a field is copied as one item for each block,
+and packed integers are unpacked in words of four or eight bytes. `dequantize` decodes an array with decoders of its
+own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Fields = dict[str, Array]
 
 _ALIGN: Final = 64
 _AT_ONCE: Final = 1 << 16
-"""Elements that `dequantize` decodes at a time: few enough to stay in a cache."""
+"""Elements that `dequantize` decodes at a time: few enough for the scratch memory to stay in a cache."""
 
 
 def dequantize(data: Array, dtype: DType) -> Floats:
@@ -63,11 +64,12 @@ def dequantize(data: Array, dtype: DType) -> Floats:
 
 
 class BlockParts(NamedTuple):
-    """What quantized blocks consist of: values are ``integers · scales + offsets``, rounded after each of the two.
+    """The parts of quantized blocks: values are ``integers · scales + offsets`` in f32, rounded after the product and
+    after the sum.
 
     Attributes:
         integers: int16, shape (..., elements).
-        scales: f32, shape (..., parts); each is that of ``elements / parts`` adjacent integers.
+        scales: f32, shape (..., parts); each belongs to ``elements / parts`` adjacent integers.
         offsets: f32, of the shape of ``scales``; ``None`` where the type has none.
     """
 
@@ -114,13 +116,13 @@ def fields_of(data: Array, dtype: DType) -> Array:
 
 
 def scratch_bytes(dtype: DType, blocks: int) -> int:
-    """Bytes of scratch memory in which a `Decoder` of that many blocks works."""
+    """Bytes of scratch memory that a `Decoder` of that many blocks needs."""
     return sum([_padded(size * blocks) for size in _pieces(dtype)])
 
 
 @lru_cache
 def _pieces(dtype: DType) -> tuple[int, ...]:
-    """The bytes that decoding takes for each block, piece by piece."""
+    """The bytes for one block of each scratch array that decoding takes, in the order in which it takes them."""
     sizes: list[int] = []
 
     def note(size: int) -> Array:
@@ -136,7 +138,7 @@ def _padded(nbytes: int) -> int:
 
 
 class Decoder:
-    """Decodes a fixed number of blocks of one type, in memory that was set aside beforehand.
+    """Decodes a fixed number of blocks of one type in scratch memory of the caller.
 
     Args:
         dtype: a quantized type.
@@ -159,16 +161,19 @@ class Decoder:
         self._loads = {name: into.reshape(self.shape) for name, into in self._decoding.loads.items()}
 
     def into(self, out: Array) -> Callable[[Array], None]:
-        """``decode(blocks)``: the values of blocks, as `fields_of` shows them, into ``out``.
+        """A function that decodes blocks into ``out``.
 
         Args:
             out: f32, dense, of the decoder's shape with the last axis in elements.
+
+        Returns:
+            ``decode(blocks)``, which takes an array of the decoder's shape as `fields_of` returns it.
         """
         calls = (*self._decoding.calls, *self._decoding.values(out))
         return partial(_decode, tuple(self._loads.items()), calls)
 
     def parts(self, blocks: Array) -> tuple[Array, Floats, Floats | None]:
-        """Copies of the integers (int16), scales and offsets of blocks, one row a block."""
+        """Copies of the integers (int16), scales and offsets (f32, or ``None``) of blocks, one row for each block."""
         _decode(tuple(self._loads.items()), self._decoding.calls, blocks)
         (_, scales), *shift = self._decoding.scaling
         offsets = [np.negative(x) if change is np.subtract else np.array(x) for change, x in shift]
@@ -186,13 +191,14 @@ def _decode(loads: Sequence[tuple[str, Array]], calls: Sequence[Call], blocks: A
 
 
 class Decoding:
-    """Notes the calls that decode ``count`` blocks. Arrays have one row a block, integers are bytes.
+    """Records the calls that decode ``count`` blocks. Arrays have one row for each block; integers are bytes.
 
     Attributes:
-        loads: where each field that is needed is copied to, one item a block.
-        calls: what makes integers and scales of them.
-        integers: of the blocks, after the calls.
-        scaling: what the integers are multiplied with, and what is added to or subtracted from that.
+        loads: for each field that is needed the array to which it is copied, with one item for each block.
+        calls: compute the integers and scales from these arrays.
+        integers: the integers of the blocks, once the calls were made.
+        scaling: the factors of the integers (``np.multiply``), then the offsets, if there are some, with ``np.add`` or
+            ``np.subtract``.
     """
 
     def __init__(self, count: int, take: Callable[[int], Array]) -> None:
@@ -203,7 +209,7 @@ class Decoding:
         self.scaling: list[tuple[np.ufunc, Array]] = []
 
     def values(self, out: Array) -> list[Call]:
-        """The calls that make the f32 values of the integers."""
+        """The calls that compute the values from the integers, into ``out`` (f32)."""
         rows = out.reshape(self.count, -1)
         calls: list[Call] = [partial(np.copyto, rows, self.integers)]
         for ufunc, factors in self.scaling:
@@ -214,7 +220,7 @@ class Decoding:
     # --- loading ----------------------------------------------------------------------------------------------------
 
     def scratch(self, width: int, dtype: Any = np.uint8) -> Array:
-        """A scratch array of ``width`` elements a block."""
+        """A scratch array with ``width`` elements for each block."""
         piece: Array = self._take(width * np.dtype(dtype).itemsize).view(dtype).reshape(self.count, width)
         return piece
 
@@ -235,7 +241,7 @@ class Decoding:
         self.calls.append(partial(function, *args))
 
     def take_bits(self, x: Array, shift: int, mask: int, out: Array) -> None:
-        """``out = (x >> shift) & mask`` in each byte; ``mask`` keeps nothing that comes from the next byte."""
+        """``out = (x >> shift) & mask`` in each byte; ``mask`` must remove the bits shifted in from the next byte."""
         word = np.dtype(np.uint64 if x.shape[1] % 8 == 0 else np.uint32)
         source, target = x.view(word), out.view(word)
         if shift:
@@ -245,7 +251,8 @@ class Decoding:
         self.call(np.bitwise_and, source, np.array(int.from_bytes(bytes([mask]) * word.itemsize, "big"), word), target)
 
     def planes(self, x: Array, width: int, group: int, at: int = 0) -> Array:
-        """Fields of ``width`` bits of each group of bytes, moved to bit ``at``: all lowest ones, then the next ones."""
+        """Fields of ``width`` bits of each ``group`` of bytes, shifted to bit ``at``: the lowest fields of all bytes of
+        the group, then the next ones."""
         many = 8 // width
         part, result = self.scratch(x.shape[1]), self.scratch(x.shape[1] * many)
         whole = part.view(f"V{group}")
@@ -277,7 +284,8 @@ class Decoding:
         return x.view(np.int8)
 
     def lookup(self, x: Array, levels: Array, group: int = 0) -> Array:
-        """A level for each half byte: of each ``group`` of bytes (0: of all) the low halves, then the high ones."""
+        """The level of each half byte: of each ``group`` of bytes (0: of all) first the low halves, then the high
+        ones."""
         places, part, result = self.scratch(x.shape[1], np.intp), self.scratch(x.shape[1]), self.scratch(2 * x.shape[1])
         self.call(np.copyto, places, x)
         whole = np.dtype(f"V{group or x.shape[1]}")
@@ -291,7 +299,7 @@ class Decoding:
     # --- values -----------------------------------------------------------------------------------------------------
 
     def floats(self, x: Array, factor: Array) -> Array:
-        """Integers as f32, times one factor a block."""
+        """Integers as f32, times one factor for each block."""
         result = self.scratch(x.shape[1], np.float32)
         self.call(np.copyto, result, x)
         self.call(np.multiply, result, factor, result)
@@ -300,7 +308,8 @@ class Decoding:
     def finish(
         self, integers: Array, scale: Array, change: np.ufunc | None = None, offset: Array | None = None
     ) -> None:
-        """The values are ``integers · scale``, and ``offset`` added or subtracted; both for equal parts of a block."""
+        """Set the result: values are ``integers · scale``, and with ``change`` (``np.add``, ``np.subtract``) the
+        ``offset`` applied to that. A block is divided into as many equal parts as there are scales and offsets."""
         self.integers = integers
         self.scaling.append((np.multiply, scale))
         if change is not None and offset is not None:
@@ -362,7 +371,7 @@ def _q8_0(t: Decoding) -> None:
 
 
 IQ4_LEVELS: Final = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-"""The 16 levels of iq4_nl, spaced like the quantiles of weights."""
+"""The 16 levels of iq4_nl, closer to each other near 0."""
 
 
 @decodes("iq4_nl", d="<f2", q="V16")
@@ -373,7 +382,7 @@ def _iq4_nl(t: Decoding) -> None:
 E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the values of the 4-bit float with 2 exponent bits and 1 mantissa bit (OCP Microscaling Formats, 2023)."""
 _E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
-"""The values of a byte that is an exponent, where 127 means 1; half of them, since the others are doubled."""
+"""Half of the values of a byte that is an exponent (127 means 1); half, because `E2M1` holds twice its values."""
 
 
 @decodes("mxfp4", e="u1", q="V16")

@@ -18,7 +18,7 @@ from opweave.ops.codebooks import SIGN_BYTES, codebook
 __all__: list[str] = []
 
 _MASKS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little") * np.uint8(255)).view("<u8")
-"""For each byte of signs eight bytes: 255 where the bit is set, the lowest first."""
+"""For each byte of signs eight bytes: 255 where the bit is set, else 0; that of the lowest bit first."""
 _MASKS_OF_7: Final = _MASKS[SIGN_BYTES]
 
 
@@ -34,10 +34,11 @@ def _fields(t: Decoding, words: Array, shifts: Sequence[int], mask: int) -> Arra
 
 
 def _indices(t: Decoding, low: Array, high: Array, bits: int, width: int = 8) -> Array:
-    """Indices of 8 bits in ``low`` and the bits above them, ``bits`` for each in the words of ``high``.
+    """Indices: their lowest 8 bits are the bytes of ``low``, the ``bits`` above them are fields of the words in
+    ``high``.
 
     Args:
-        width: how far the fields in ``high`` are apart; those of a word are as many as fit into it.
+        width: the distance in bits from one field to the next in a word of ``high``.
     """
     count = low.shape[1] // high.shape[1]
     result = _fields(t, high, [width * i for i in range(count)], (1 << bits) - 1)
@@ -47,7 +48,7 @@ def _indices(t: Decoding, low: Array, high: Array, bits: int, width: int = 8) ->
 
 
 def _entries(t: Decoding, name: str, indices: Array) -> Array:
-    """The groups of levels that the indices stand for."""
+    """The groups of levels that a codebook has at ``indices``."""
     table = codebook(name)
     whole = np.dtype(f"<u{table.shape[1]}")
     result = t.scratch(indices.shape[1] * table.shape[1])
@@ -57,7 +58,8 @@ def _entries(t: Decoding, name: str, indices: Array) -> Array:
 
 
 def _signed(t: Decoding, values: Array, signs: Array, masks: Array) -> Array:
-    """``values``, of each eight those negated that their entry in ``masks`` says, which ``signs`` are indices of."""
+    """``values`` with signs: of each eight values those are negated for which the row of ``masks`` at their index in
+    ``signs`` is 255."""
     negative = t.scratch(values.shape[1])
     t.call(masks.take, signs, 0, negative.view("<u8"), "clip")
     # In two's complement -x is ~x + 1: with all bits set, x ^ 255 - 255.
@@ -83,7 +85,7 @@ def _scales(t: Decoding, integers: Array, plus: float, times: float, half: Array
 
 
 def _nibbles(t: Decoding, x: Array) -> Array:
-    """The low and the high half of each byte, in turn."""
+    """The low and the high half of each byte, alternating."""
     return t.planes(x, 4, 1)
 
 
@@ -132,7 +134,7 @@ def _iq3_s(t: Decoding) -> None:
 
 
 def _shifted(t: Decoding, low: Array, high: Array, shift: Array) -> Array:
-    """Eight times the levels of iq1, and plus or minus one for each eight as a bit in ``shift`` is 0 or 1."""
+    """Eight times the levels of iq1, plus 1 for those whose bit in ``shift`` is 0, minus 1 for those whose bit is 1."""
     values = _entries(t, "iq1", _indices(t, low, high, 3, 4 if high.dtype.itemsize == 1 else 3)).view(np.int8)
     t.call(np.left_shift, values, np.array(3, np.int8), values)
     delta = t.scratch(shift.shape[1], np.int8)
@@ -178,7 +180,7 @@ def _iq4_xs(t: Decoding) -> None:
 
 
 def _indices_of_six(t: Decoding, low: Array, high: Array) -> Array:
-    """Eight numbers of 6 bits: four in the halves of ``low``, two in a word."""
+    """Eight numbers of 6 bits: the lowest four bits are the halves of ``low``, the others two bits of a word each."""
     result = _fields(t, high, range(0, 16, 2), 3)
     t.call(np.left_shift, result, np.array(4), result)
     t.call(np.bitwise_or, result, _nibbles(t, low), result)
@@ -189,7 +191,7 @@ _UE4M3: Final = np.array(
     [0 if e in (0, 127) else np.ldexp(e & 7 | 8 * (e & 127 > 7), max(e >> 3 & 15, 1) - 11) for e in range(256)],
     np.float32,
 )
-"""Half of the values of a float of 4 exponent and 3 mantissa bits; the sign is not looked at, all bits set are 0."""
+"""Half of the values of a float of 4 exponent and 3 mantissa bits, of which the sign is ignored; byte 127 means 0."""
 
 
 @decodes("nvfp4", scales="V4", q="V32")
@@ -204,8 +206,8 @@ def _nvfp4(t: Decoding) -> None:
 
 @decodes("tq1_0", q="V48", rest="V4", d="<f2")
 def _tq1_0(t: Decoding) -> None:
-    # A byte is a fraction of 256 with five digits in base 3, of which the last four bytes have four. Times 3, the next
-    # digit is what exceeds the fraction.
+    # A byte divided by 256 is a fraction with five digits in base 3; in the last four bytes it has four. The integer
+    # part of three times the fraction is the next digit.
     whole, at = t.scratch(256), 0
     q, rest = t.field("q", 48), t.field("rest", 4)
     for fractions, digits in ((q[:, :32], 5), (q[:, 32:], 5), (rest, 4)):

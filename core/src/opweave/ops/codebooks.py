@@ -1,8 +1,9 @@
-"""The codebooks of the block types iq1, iq2 and iq3: which groups of levels their indices stand for.
+"""The codebooks of the block types iq1, iq2 and iq3: the group of levels for each index.
 
-A codebook lists some of all groups of 8 levels of 3 (of 4 levels of 8), in the order of the number whose digits in base
-3 (8) are the levels, the first level the lowest digit. So a bit for each possible number says all. The entries are part
-of the format, as GGUF files fix it. (Loaded when the first tensor of such a type is decoded.)
+An entry of iq1 and iq2 is a group of 8 levels out of 3, of iq3 a group of 4 levels out of 8. Read as digits in base 3
+or 8, the first level the lowest, the levels of an entry are a number. Entries are sorted by this number, so that one
+bit for each possible number defines a codebook. The entries are part of the format of GGUF. (This module is imported
+when the first tensor of such a type is decoded.)
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ _MEMBERS: Final = {
 }
 
 SIGN_BYTES: Final = np.array([n | n.bit_count() % 2 << 7 for n in range(128)], np.uint8)
-"""The signs of 8 values by 7 bits: the eighth makes their number even."""
+"""The signs of 8 values for each number of 7 bits: the eighth bit is set where the number of the others is odd."""
 
 
 @lru_cache
 def codebook(name: str) -> Array:
-    """All groups of levels, int8 of shape (entries, 8), of iq3 (entries, 4). Read-only.
+    """All entries of a codebook: int8, shape (entries, 8), for iq3 (entries, 4). Read-only.
 
     Args:
         name: ``iq1`` (of iq1_s and iq1_m), else the name of the block type.
@@ -89,7 +90,8 @@ def codebook(name: str) -> Array:
 
 @lru_cache
 def packed_codebook(name: str) -> Array:
-    """The numbers of the levels, uint16 of shape (entries,): two bits each, of iq3 three, the first ones lowest."""
+    """The entries of a codebook as uint16, shape (entries,): two bits for the number of each level, three for iq3, the
+    first level in the lowest bits."""
     digits = _digits(name)
     width = 2 if len(_LEVELS[name]) == 3 else 3
     places = np.arange(digits.shape[1], dtype=np.uint16) * width

@@ -309,7 +309,7 @@ def conv_transpose2d(
         bias: shape (out,), or ``None``.
         stride: steps between kernels in the result; here and below one integer or one for each axis.
         padding: elements that are cut off on both sides of the result.
-        output_padding: elements that the result has more at its ends; below ``stride`` or ``dilation``.
+        output_padding: how much longer the result is at its end; less than the larger of ``stride`` and ``dilation``.
         groups: the channels are divided into this many groups, and outputs depend on the inputs of their own group
             only.
         dilation: distance between the elements of a kernel.
@@ -420,8 +420,8 @@ COL2IM: Final = OpDef(
 
 @builds(COL2IM)
 def col2im(x: Any, size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """Columns added up where their windows lie: ``torch.nn.functional.fold`` over one to three axes, the gradient of
-    `im2col`. Integers become f32.
+    """Columns added up at the places of their windows: ``torch.nn.functional.fold`` over one to three axes, the
+    gradient of `im2col`. Integers become f32.
 
     Args:
         x: shape (batch, channels · elements of a window, windows), or without a batch.

@@ -37,7 +37,7 @@ FULL = OpDef(
 def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor of one number, in memory of its own; NumPy's ``full``.
 
-    ``ow.constant(value).broadcast_to(shape)`` has the same elements and takes no memory for each.
+    ``ow.constant(value).broadcast_to(shape)`` has the same elements in memory of one of them.
 
     Args:
         shape: lengths of up to 8 axes.
@@ -47,6 +47,7 @@ def full(shape: Any, value: Number, dtype: DTypeLike | None = None) -> Tensor:
     Raises:
         ShapeError: no shape.
         DTypeError: no number, one that ``dtype`` does not hold, or a quantized dtype.
+        UnknownNameError: no such dtype.
     """
     if dtype is None:
         # Integers that are no Python number, as an array without axes, have __index__ too.
@@ -91,6 +92,7 @@ def arange(start: Number, stop: Number | None = None, step: Number = 1, dtype: D
     Raises:
         ShapeError: a step of 0, or 2^63 numbers or more.
         DTypeError: something that is no number, numbers that ``dtype`` does not hold, bool or a quantized dtype.
+        UnknownNameError: no such dtype.
     """
     if stop is None:
         start, stop = 0, start

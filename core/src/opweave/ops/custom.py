@@ -50,7 +50,8 @@ CUSTOM = OpDef(
 
 @builds(CUSTOM)
 def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
-    """The value of a Python function of arrays, within the graph; it runs in the host's memory: on ``host`` at least.
+    """The value of a Python function of arrays, as a node. It runs on devices whose memory is the host's, such as
+    ``host``.
 
     ``fn`` gets the sources as read-only NumPy arrays (bf16 as ``ml_dtypes.bfloat16``), valid only during the call, and
     returns an array, which is converted to the promised dtype. It has to be a pure function: nodes with equal ``fn``
@@ -63,7 +64,10 @@ def custom(fn: Callable[..., Any], *srcs: Any, like: Any) -> Tensor:
 
     Raises:
         DTypeError: ``fn`` is not callable or not hashable, quantized sources or result.
-        ShapeError: ``like`` is neither a tensor nor a pair; when it runs, a result of another shape.
+        ShapeError: ``like`` is neither a tensor nor a pair.
+        UnknownNameError: no such dtype.
+        ExecutionError: when it runs: ``fn`` raised, or returned another shape, or something that is no array of
+            numbers.
     """
     if not callable(fn):
         raise DTypeError(f"custom: the function comes first, and {type(fn).__name__} is not callable")

@@ -1,7 +1,8 @@
 """Arithmetic element by element, elementary functions, and conversion between types.
 
-Operands of two-sided operations are promoted to one dtype and broadcast as views, so a kernel always gets operands of
-exactly the output's dtype and shape (with stride 0 where broadcast). Half types compute in f32 and store rounded.
+Operands of binary operations are promoted to one dtype and broadcast as views, so a kernel always gets operands of
+exactly the output's dtype and shape (with stride 0 where broadcast). Half types are computed in f32, and the result is
+rounded.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def elementwise(
 
 
 def _signed(op: OpDef, value: Any) -> Tensor:
-    """The node of an operation on one number, which any type but bool holds."""
+    """The node of a unary operation for every plain type but bool."""
     x = unquantized(op.name, value)
     no_bools(op.name, x)
     return node(op, (x,), {})
@@ -94,11 +95,11 @@ ADD = elementwise(
 
 @builds(ADD)
 def add(a: Any, b: Any) -> Tensor:
-    """``a + b``, broadcast and promoted; integers wrap around.
+    """``a + b``, broadcast and promoted; integers wrap around. A float tensor and a Python number become `scale`.
 
     Raises:
         ShapeError: the shapes do not broadcast.
-        DTypeError: quantized or two bool operands.
+        DTypeError: quantized or two bool operands, or an integer that the dtype of the other operand does not hold.
     """
     if (met := float_and_number(a, b)) is not None:
         return scale(met[0], 1.0, met[1])
@@ -110,8 +111,7 @@ SUB = elementwise("sub", lambda a, b: np.subtract(wide(a), wide(b)), "a - b", so
 
 @builds(SUB)
 def sub(a: Any, b: Any) -> Tensor:
-    """``a - b``, broadcast and promoted; integers wrap around. Raises `ShapeError` for shapes that do not broadcast,
-    `DTypeError` for quantized or two bool operands."""
+    """``a - b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
     if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
         return scale(a, 1.0, -as_number("sub", "a scalar", b))
     if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
@@ -124,8 +124,7 @@ MUL = elementwise("mul", lambda a, b: np.multiply(wide(a), wide(b)), "a · b", s
 
 @builds(MUL)
 def mul(a: Any, b: Any) -> Tensor:
-    """``a * b``, broadcast and promoted; integers wrap around. Raises `ShapeError` for shapes that do not broadcast,
-    `DTypeError` for quantized or two bool operands."""
+    """``a * b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
     if (met := float_and_number(a, b)) is not None:
         return scale(*met)
     return _arithmetic(MUL, a, b)
@@ -161,8 +160,8 @@ ABS = elementwise("abs", lambda x: np.absolute(wide(x)), "|x|", exact=True)
 
 @builds(ABS)
 def abs(x: Any) -> Tensor:
-    """``|x|``; the smallest integer of a type stays as it is, for there is no positive one. Raises `DTypeError` for a
-    quantized or bool operand."""
+    """``|x|``; the smallest integer of a signed type stays as it is, as the type does not hold its opposite. Raises
+    `DTypeError` for a quantized or bool operand."""
     return _signed(ABS, x)
 
 
@@ -313,7 +312,7 @@ _NAMED_POWERS = {2: square, 0.5: sqrt, -0.5: rsqrt, -1: reciprocal}
 def pow(a: Any, b: Any) -> Tensor:
     """``a ** b``, broadcast and promoted: NaN for a fractional power of a negative number.
 
-    Integers stay integers and wrap around; where the exponent is a negative one the fraction is cut off, as torch does.
+    Integers stay integers and wrap around; with a negative exponent the result is rounded towards zero, as in torch.
     A float tensor to the bare number 2, 0.5, -0.5 or -1 becomes `square`, `sqrt`, `rsqrt` or `reciprocal`, as NumPy's
     operator does.
 

@@ -2,9 +2,9 @@
 
 q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0 and tq2_0 are encoded as the ``gguf`` package does it, to the bit; mxfp4 too, but
 for blocks whose largest value is by less than one part in 2^21 smaller than a power of two, of which gguf may round the
-logarithm up. The types q2_k to q6_k are fitted: for each part of a block as many scales are tried as there are `STEPS`.
-The one is kept that gives, with the least squares factor of its integers, the smallest sum of squared errors, each
-times its importance. Then scales are rounded to those of the type, and integers are rounded once more by these.
+logarithm up. The types q2_k to q6_k are fitted. For each part of a block one scale for each of `STEPS` is tried: it
+gives integers, and these the least squares scale. The scale with the smallest sum of squared errors, each times its
+importance, is kept. Then the scales are rounded to those of the type, and the integers are computed again with these.
 
 Everything is computed in f32, each operation rounded, and sums are added by halves (`tree_sum`). So a device without
 fused multiplication and with correctly rounded division gives the same bytes.
@@ -24,20 +24,21 @@ from opweave.ops.blocks import E2M1, Array, fields_of
 __all__ = ["ENCODED", "FITTED", "STEPS", "encode", "encode_into"]
 
 FITTED: Final = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-"""Types whose encoding looks for the smallest error, which importances can weigh."""
+"""Types whose encoding looks for the smallest sum of squared errors; importances are factors of these errors."""
 
 ENCODED: Final = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", *FITTED, "tq2_0", "tq1_0", "mxfp4")
-"""The types that values are encoded to."""
+"""The types to which values can be encoded."""
 
 STEPS: Final = tuple([step / 8 for step in range(-8, 9)])
-"""The scales that are tried give the largest value of a part the largest integer of the type plus one of these."""
+"""The scales that are tried: the value of a part that is largest in magnitude, or for types with offsets the width of
+the range of its values, divided by the largest integer of the type plus one of these numbers."""
 
 _AT_ONCE: Final = 1 << 16
-"""Elements that are encoded at a time: few enough for what is made of them to stay in a cache."""
+"""Elements that are encoded at a time: few enough for intermediate results to stay in a cache."""
 
 
 def encode(values: Array, dtype: DType, importance: Array | None = None) -> Array:
-    """Blocks of values.
+    """Values as quantized blocks.
 
     Args:
         values: f32, rows of whole blocks along the last axis. Blocks with a value that is not finite are unspecified.
@@ -46,6 +47,9 @@ def encode(values: Array, dtype: DType, importance: Array | None = None) -> Arra
 
     Returns:
         ``uint8``, the last axis in bytes.
+
+    Raises:
+        DTypeError: as `encode_into`.
     """
     out = np.empty((*values.shape[:-1], dtype.row_bytes(values.shape[-1])), np.uint8)
     if values.size:
@@ -54,10 +58,10 @@ def encode(values: Array, dtype: DType, importance: Array | None = None) -> Arra
 
 
 def encode_into(values: Array, out: Array, dtype: DType, importance: Array | None = None) -> None:
-    """`encode` into memory; the last axis of ``out`` has no gaps.
+    """`encode` into ``out``, ``uint8``, whose last axis has no gaps.
 
     Raises:
-        DTypeError: a type that values are not encoded to, importance for one that is not fitted.
+        DTypeError: a type to which values are not encoded, or importances for one that is not fitted.
     """
     if dtype.name not in ENCODED or (importance is not None and dtype.name not in FITTED):
         raise DTypeError(f"{dtype} is not encoded" + (" with importances" if dtype.name in ENCODED else ""))
@@ -94,7 +98,8 @@ def _store(out: Array, field: str, values: Array) -> None:
 
 
 def _packed(integers: Array, width: int, group: int) -> Array:
-    """Fields of ``width`` bits of each ``group`` of bytes: all lowest ones first, then the next ones."""
+    """Integers packed as fields of ``width`` bits: of each ``group`` of bytes the lowest fields first, then the next
+    ones."""
     fields = integers.astype(np.uint8).reshape(len(integers), -1, 8 // width, group)
     shifted = fields << np.arange(0, 8, width, dtype=np.uint8)[:, None]
     packed: Array = np.bitwise_or.reduce(shifted, 2)
@@ -110,7 +115,7 @@ def _inverse(x: Array) -> Array:
 
 
 def _half_steps(x: Array, highest: int) -> tuple[Array, Array]:
-    """Scale and integers 0 .. 2 · highest - 1: the value of largest magnitude, the first of them, becomes 0."""
+    """Scale and integers 0 .. 2 · highest - 1. The value of largest magnitude, of several the first, becomes 0."""
     largest = np.take_along_axis(x, np.abs(x).argmax(1, keepdims=True), 1)
     scale = largest / np.float32(-highest)
     q = np.trunc(x * _inverse(scale) + np.float32(highest + 0.5))
@@ -118,7 +123,7 @@ def _half_steps(x: Array, highest: int) -> tuple[Array, Array]:
 
 
 def _steps(x: Array, highest: int) -> tuple[Array, Array, Array]:
-    """Scale, offset and integers 0 .. highest, which reach from the smallest value to the largest one."""
+    """Scale, offset and integers 0 .. highest: 0 for the smallest value, ``highest`` for the largest one."""
     low = x.min(1, keepdims=True)
     scale = (x.max(1, keepdims=True) - low) / np.float32(highest)
     q = np.trunc((x - low) * _inverse(scale) + np.float32(0.5))
@@ -221,7 +226,8 @@ def _tq2_0(x: Array, importance: Array | None, out: Array) -> None:
 
 
 def tree_sum(x: Array) -> Array:
-    """Sums over the last axis, of a power of two: the second half is added to the first until one is left."""
+    """Sums over the last axis, whose length is a power of two: the second half is added to the first until one element
+    is left."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]
@@ -260,15 +266,15 @@ def _fit(x: Array, importance: Array | None, highest: int) -> Array:
 
 
 def _fit_with_offset(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
-    """Scales and offsets of parts for values scale · q - offset, integers 0 .. highest; neither is negative. Arguments
-    as of `_fit`."""
+    """Scales and offsets of parts for values scale · q - offset with integers q from 0 to ``highest``; neither scales
+    nor offsets are negative. Arguments as for `_fit`."""
     low = np.minimum(x.min(-1), np.float32(0))
     width = x.max(-1) - low
     scales, offsets = np.zeros_like(low), -low
     weighted = _times(x, importance)
     count = np.full_like(low, x.shape[-1]) if importance is None else tree_sum(importance)
     total = tree_sum(weighted)
-    # One value that is not positive is the offset alone.
+    # Where all values are one that is not positive, the offset alone represents it without an error.
     best = np.where(width == 0, np.float32(0), np.float32(np.inf))
     for step in STEPS:
         inverse = np.where(width == 0, np.float32(0), np.float32(highest + step) / width)
@@ -297,7 +303,7 @@ def _as_half(x: Array) -> Array:
 
 
 def _symmetric(x: Array, importance: Array | None, parts: int, highest: int, most: int) -> tuple[Array, Array, Array]:
-    """The scale of blocks, of parts (integers -most .. most - 1), and integers -highest .. highest - 1."""
+    """The scales of blocks, those of parts as integers -most .. most - 1, and integers -highest .. highest - 1."""
     split = x.reshape(len(x), parts, -1)
     scales = _fit(split, None if importance is None else importance.reshape(split.shape), highest)
     low, high = scales.min(1, keepdims=True), scales.max(1, keepdims=True)
@@ -310,10 +316,10 @@ def _symmetric(x: Array, importance: Array | None, parts: int, highest: int, mos
 def _with_offsets(
     x: Array, importance: Array | None, parts: int, highest: int, most: int
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Scale and offset of blocks, of parts (integers 0 .. most), and integers 0 .. highest."""
+    """Scales and offsets of blocks, those of parts as integers 0 .. most, and integers 0 .. highest."""
     split = x.reshape(len(x), parts, -1)
     fitted = _fit_with_offset(split, None if importance is None else importance.reshape(split.shape), highest)
-    # Of zeros of both signs any is the largest; plus 0 it is positive.
+    # The largest of 0.0 and -0.0 may be either; adding 0.0 makes it 0.0 on every device.
     wholes = [_as_half(each.max(1, keepdims=True) / np.float32(most) + np.float32(0)) for each in fitted]
     scales, offsets = (
         np.clip(np.rint(each * _inverse(whole)), 0, most) for each, whole in zip(fitted, wholes, strict=True)

@@ -66,10 +66,9 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
 
     Args:
         x: shape (tokens, in), each row for all experts of its token; or (tokens, used, in), a row for each.
-        w: shape (experts, out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and
-            stays it.
-        ids: i32 or i64, shape (tokens, used), each 0 .. experts - 1; others are a `BoundsError` when they are read by
-            the reference.
+        w: shape (experts, out, in). A plain one is promoted with ``x``. Beside a quantized one ``x`` keeps its float
+            dtype, and integers become f32.
+        ids: i32 or i64, shape (tokens, used), each 0 .. experts - 1; the reference raises `BoundsError` for others.
 
     Nodes have an ``x`` of three axes, the middle one ``used`` or 1. Those with a quantized ``w`` carry its type as the
     attribute ``blocks``; the others have no attributes.
@@ -80,7 +79,7 @@ def expert_linear(x: Any, w: Any, ids: Any) -> Tensor:
     Raises:
         ShapeError: shapes that do not fit.
         DTypeError: a quantized ``x``, ids of another dtype, only bool operands.
-        LayoutError: ``w`` shows columns of quantized blocks.
+        LayoutError: ``w`` is the transpose of a quantized tensor.
     """
     x, w, i = make("expert_linear", x), make("expert_linear", w), as_ids("expert_linear", "ids of experts", ids)
     (x, w), attrs = with_weights("expert_linear", x, w)
@@ -116,13 +115,12 @@ ADD_EXPERT = OpDef(
 
 @builds(ADD_EXPERT)
 def add_expert(x: Any, table: Any, ids: Any) -> Tensor:
-    """Add to each row the row of ``table`` that its id names: the bias of the expert that made it.
+    """Add to each row the row of ``table`` at its id: the bias of the expert that computed it.
 
     Args:
         x: shape (..., n), e.g. (tokens, used, n).
         table: shape (experts, n), promoted with ``x``.
-        ids: i32 or i64, shape (...), each 0 .. experts - 1; others are a `BoundsError` when they are read by the
-            reference.
+        ids: i32 or i64, shape (...), each 0 .. experts - 1; the reference raises `BoundsError` for others.
 
     Returns:
         The shape of ``x``.

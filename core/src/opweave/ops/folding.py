@@ -1,6 +1,6 @@
 """Putting windows of images and lines together again, and positions relative to each other.
 
-All of these are made of other operations.
+All of these are built from other operations.
 """
 
 from __future__ import annotations

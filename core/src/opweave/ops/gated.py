@@ -56,7 +56,7 @@ def reglu(x: Any, gate: Any = None) -> Tensor:
 
     Args:
         x: the value; without ``gate``, an even number of columns: the gate in the first half, the value in the second.
-        gate: its activation multiplies the value.
+        gate: the value is multiplied by its activation.
 
     Raises:
         ShapeError: the shapes do not broadcast; one operand whose last axis has no halves.
@@ -138,7 +138,8 @@ def swiglu_oai(x: Any, gate: Any = None, alpha: float = 1.702, limit: float = 7.
         limit: largest gate, and largest size of a value; not negative.
 
     Raises:
-        ShapeError, DTypeError: as `reglu`; an alpha or limit that is no such number.
+        ShapeError, DTypeError: as `reglu`.
+        DTypeError: an alpha that is no number, or a limit that is none or negative.
     """
     attrs = {"alpha": as_number("swiglu_oai", "alpha", alpha), "limit": as_number("swiglu_oai", "limit", limit)}
     if not attrs["limit"] >= 0:

@@ -1,7 +1,7 @@
 """Hyper-connections: several residual streams, mixed before and behind each block.
 
 Zhu et al., "Hyper-Connections", 2024; Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025. The mixing
-matrices of the latter are made by `sinkhorn`. Both functions are made of products, which every device runs.
+matrices of the latter are computed by `sinkhorn`. Both functions are built from products and sums.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["hyper_connection_post", "hyper_connection_pre"]
 
 
 def hyper_connection_pre(streams: Any, weights: Any) -> Tensor:
-    """What a block reads: the sum of the streams of each token with its weights.
+    """The input of a block: for each token the sum of its streams times its weights.
 
     Operands are promoted to one float dtype.
 
@@ -40,12 +40,12 @@ def hyper_connection_pre(streams: Any, weights: Any) -> Tensor:
 
 
 def hyper_connection_post(x: Any, streams: Any, weights: Any, mixing: Any) -> Tensor:
-    """The streams behind a block: the old ones mixed, and what the block gave added to each by its weight.
+    """The streams after a block: the streams before it, mixed, plus the result of the block times a weight for each.
 
     y[d] = weights[d] · x + Σₛ mixing[s, d] · streams[s] for each token. Operands are promoted to one float dtype.
 
     Args:
-        x: what the block gave, shape (..., size).
+        x: the result of the block, shape (..., size).
         streams: shape (..., n, size).
         weights: shape (..., n).
         mixing: shape (..., n, n), from the stream of the first axis to that of the second.

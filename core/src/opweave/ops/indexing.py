@@ -67,7 +67,7 @@ def embedding(table: Any, ids: Any) -> Tensor:
     Args:
         table: shape (n, ...), any dtype; rows of a quantized one come out as f32, and its type is the node's attribute
             ``blocks``.
-        ids: i32 or i64, any shape, each 0 .. n - 1; others are a `BoundsError` when they are read by the reference.
+        ids: i32 or i64, any shape, each 0 .. n - 1; the reference raises `BoundsError` for others.
 
     Returns:
         Shape ids.shape + table.shape[1:].
@@ -293,7 +293,7 @@ def add_region(x: Any, value: Any, offsets: Any) -> Tensor:
     Raises:
         ShapeError: a value of more axes, or not one integer for each axis.
         BoundsError: a region that reaches out of ``x``.
-        DTypeError: quantized or bool operands.
+        DTypeError: a quantized operand, or an ``x`` of bool.
     """
     no_bools("add_region", make("add_region", x))
     return _with_region(ADD_REGION, x, value, offsets)
@@ -313,7 +313,8 @@ def _target(op: str, region: Any) -> Tensor:
 
 
 def _written(op: OpDef, region: Tensor, *values: Tensor) -> Tensor:
-    """The state's next version; where there is nothing to write the present one, which then depends on ``values``."""
+    """The state's next version. Where ``values`` have no elements, nothing is written: the present version, which then
+    depends on ``values``."""
     made = node(op, (region, *values), {})
     return made if values[-1].size else after(region.root, (region, *values))
 
@@ -367,9 +368,9 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
         The whole state (also if a view of it was written) as it is afterwards; without rows nothing is written.
 
     Raises:
-        HazardError: ``state`` is no state.
+        HazardError: ``state`` is a tensor, but no state.
         ShapeError: shapes that do not fit.
-        DTypeError: ids of another dtype, quantized rows for a state of another type.
+        DTypeError: ``state`` is no tensor; ids of another dtype, quantized rows for a state of another type.
         LayoutError: a broadcast view of a state; rows that would cut the blocks of a state with one axis.
     """
     region, i, values = _target("index_copy", state), as_ids("index_copy", "ids", ids), make("index_copy", rows)
@@ -382,7 +383,7 @@ def index_copy(state: Any, ids: Any, rows: Any) -> Tensor:
 
 
 def _writable(op: str, value: Tensor, region: Tensor) -> Tensor:
-    """A value for a region: no blocks, or such of the region's type."""
+    """``value``, checked: quantized values are only written to regions of the same type."""
     if value.dtype is not region.dtype or not region.dtype.is_quantized:
         plain(op, value)
     in_rows(op, value)
@@ -421,9 +422,9 @@ def assign(region: Any, value: Any) -> Tensor:
             is of blocks of its type, which are copied.
 
     Raises:
-        HazardError: ``region`` is no state.
+        HazardError: ``region`` is a tensor, but no state.
         ShapeError: ``value`` does not broadcast to it.
-        DTypeError: a quantized value for a state of another type.
+        DTypeError: ``region`` is no tensor; a quantized value for a state of another type.
         LayoutError: a broadcast view of a state.
     """
     return _write(ASSIGN, _target("assign", region), value)
@@ -454,9 +455,9 @@ def accumulate(region: Any, value: Any) -> Tensor:
         value: broadcasts to the region's shape and takes its dtype; must not read the region (take ``ow.copy`` of it).
 
     Raises:
-        HazardError: ``region`` is no state.
+        HazardError: ``region`` is a tensor, but no state.
         ShapeError: ``value`` does not broadcast to it.
-        DTypeError: bool or quantized operands.
+        DTypeError: ``region`` is no tensor, or bool; a quantized operand.
         LayoutError: a broadcast view of a state.
     """
     target = _target("accumulate", region)

@@ -25,10 +25,10 @@ _RANKS: Final = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilin
 
 
 def axis_taps(length: int, size: int, factor: float, kind: str, align_corners: bool) -> tuple[Array, Array]:
-    """Which elements of an axis of ``length`` make each of ``size`` ones, and with which weights.
+    """From which elements of an axis of ``length`` each of ``size`` samples is computed, and with which weights.
 
-    The axis lies in a coordinate in which element i is at i. Sample j is taken at j · step with aligned corners, step =
-    (length − 1) / (size − 1); else at (j + ½) · step − ½, step = 1 / factor; the nearest one is element ⌊j · step⌋.
+    Element i has the coordinate i. Sample j is taken at j · step with aligned corners, step = (length − 1) / (size −
+    1); else at (j + ½) · step − ½, step = 1 / factor; the nearest one is element ⌊j · step⌋.
 
     Args:
         length, size: of the axis before and after.
@@ -62,10 +62,10 @@ def axis_taps(length: int, size: int, factor: float, kind: str, align_corners: b
 
 
 def smoothing_matrix(length: int, size: int, factor: float, kind: str, align_corners: bool) -> Array:
-    """The weights of all elements of an axis in each of ``size`` samples, with the kernel stretched to one sample's
-    width where the axis becomes shorter: f64 of shape (size, length), rows that sum to 1.
+    """The weights of all elements of an axis in each of ``size`` samples: f64, shape (size, length), rows that sum to
+    1. Where the axis becomes shorter, the kernel is widened to the distance of samples.
 
-    As Pillow and torch's ``antialias`` have it: linear, or cubic with a = −½; arguments as of `axis_taps`.
+    As Pillow and torch's ``antialias`` do it: linear, or cubic with a = −½. Arguments as for `axis_taps`.
     """
     if align_corners:
         step = (length - 1) / (size - 1) if size > 1 else 0.0
@@ -151,13 +151,14 @@ def interpolate(
         mode: how a sample is computed: the nearest element, or linear or cubic interpolation along each axis.
         align_corners: the centers of the first and last elements of both grids coincide; otherwise the outer borders
             of these elements do. Not for ``nearest``.
-        antialias: smooth while an axis becomes shorter: each sample is made of all elements that it covers. For
-            ``bilinear`` and ``bicubic``; made of a product by a constant matrix for each axis.
+        antialias: low-pass filter along axes that become shorter: each sample is computed from all elements that it
+            covers. For ``bilinear`` and ``bicubic``; built from a product with a constant matrix for each axis.
 
     Nodes carry ``size`` in any case, and ``scale_factor`` or ``None``.
 
     Raises:
-        ShapeError: neither or both of size and scale_factor, another number of axes, empty axes, no such mode.
+        ShapeError: neither or both of size and scale_factor, another number of axes, empty axes, no such mode, an
+            option that the mode does not have.
         DTypeError: a factor that is no positive number, a quantized operand.
     """
     y = unquantized("interpolate", x)
@@ -188,7 +189,7 @@ def interpolate(
 
 
 def _smoothed(x: Tensor, size: Shape, factors: Factors, kind: str, align_corners: bool) -> Tensor:
-    """Rows and columns multiplied by their smoothing matrices, the shorter result first."""
+    """The columns, then the rows multiplied by their smoothing matrices."""
     down, across = (
         constant(smoothing_matrix(n, m, factors[i] if factors else 0.0, kind, align_corners), x.dtype)
         for i, (n, m) in enumerate(zip(x.shape[2:], size, strict=True))

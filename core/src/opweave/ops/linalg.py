@@ -38,8 +38,8 @@ def hadamard_matrix(n: int) -> Array:
 
 
 def hadamard_factors(n: int) -> tuple[int, int]:
-    """Two powers of two whose product is ``n``, of nearly one size: the matrix of ``n`` is the Kronecker product of
-    theirs, so that rows as matrices of this shape are transformed by two small products."""
+    """Two nearly equal powers of two whose product is ``n``. The matrix of ``n`` is the Kronecker product of their two,
+    so that a row of ``n``, as a matrix of this shape, is transformed by two small products."""
     outer = 1 << (n.bit_length() - 1) // 2
     return outer, n // outer
 
@@ -189,8 +189,8 @@ def sinkhorn(x: Any, iterations: int = 20, eps: float = 1e-6) -> Tensor:
         eps: added after the softmax, and to every sum.
 
     Raises:
-        ShapeError: matrices that are not square or have no rows.
-        DTypeError: a quantized operand, arguments that are no such numbers.
+        ShapeError: matrices that are not square or have no rows; ``iterations`` is no integer.
+        DTypeError: a quantized operand, less than one iteration, an ``eps`` that is no number.
     """
     y = floating("sinkhorn", x)
     count, small = as_integer("sinkhorn", "iterations", iterations), as_number("sinkhorn", "eps", eps)

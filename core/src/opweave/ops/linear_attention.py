@@ -1,7 +1,7 @@
 """Linear attention, whose state is a matrix for each head: gated linear attention, delta rules, RWKV.
 
-All of them are one recurrence with different gates, so they are one operation, `linear_attention`; the builders of the
-models work out its operands.
+All of them are one recurrence with different gates, so they are one operation, `linear_attention`; the builders named
+after models compute its operands.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def gated_delta_rule(
     state: Any = None,
     return_last_state: bool = False,
 ) -> Any:
-    """The gated delta rule: S shrinks by exp(g), then what it holds under the key k moves by beta towards v.
+    """The gated delta rule: S is multiplied by exp(g), then the value that it holds for the key k moves towards v by
+    beta.
 
     S = exp(g) · S; S = S + beta · k · (v − Sᵀ · k)ᵀ; y = scale · qᵀ · S. Yang et al., "Gated Delta Networks", 2024,
     equation 10. Keys are of length 1 in models.

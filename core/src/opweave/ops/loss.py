@@ -1,5 +1,5 @@
-"""Losses: how far predictions are from what was to be predicted. Made of other operations, so they run wherever those
-run; half types are computed, and returned, in f32."""
+"""Losses: how far predictions are from their targets. They are built from other operations; half types are computed,
+and returned, in f32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opweave.ops.selection import where
 __all__ = ["cross_entropy", "mse_loss"]
 
 Reduction = Literal["mean", "sum", "none"]
-"""What becomes of the losses of the elements: their mean, their sum, or each for itself."""
+"""What is returned: the mean of the losses of the elements, their sum, or the loss of each element."""
 
 
 def _reduced(op: str, losses: Tensor, reduction: Reduction) -> Tensor:
@@ -36,8 +36,8 @@ def mse_loss(x: Any, target: Any, reduction: Reduction = "mean") -> Tensor:
     """The squared differences of two tensors, broadcast and promoted; torch's ``mse_loss``.
 
     Args:
-        x: what was predicted; integers become f32.
-        target: what was to be predicted.
+        x: the predictions; integers become f32.
+        target: the values that they should have.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Returns:

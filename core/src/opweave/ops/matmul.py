@@ -162,9 +162,9 @@ def linear(x: Any, w: Any, b: Any = None) -> Tensor:
 
     Args:
         x: shape (..., in).
-        w: shape (out, in). Plain, then promoted with ``x``; or quantized, then ``x`` is a float type and stays it. Of
-            shape (..., out, in) it is a batch of matrices, whose leading axes broadcast with those before the last two
-            of ``x``, as in `matmul`.
+        w: shape (out, in). A plain one is promoted with ``x``. Beside a quantized one ``x`` keeps its float dtype, and
+            integers become f32. Of shape (..., out, in) it is a batch of matrices, whose leading axes broadcast with
+            those before the last two of ``x``, as in `matmul`.
         b: shape (out,), or ``None``; beside a quantized ``w`` it takes the dtype of ``x``.
 
     Nodes have an ``x`` of at least two axes. Those with a quantized ``w`` carry its type as the attribute ``blocks``;
@@ -209,7 +209,7 @@ def with_weights(op: str, x: Tensor, w: Tensor, *biases: Tensor) -> tuple[tuple[
 
 
 def _linear_of_batch(x: Tensor, w: Tensor, *biases: Tensor) -> Tensor:
-    """`linear` of an ``x`` of at least two axes with matrices of any number."""
+    """`linear` of an ``x`` of at least two axes with a batch of matrices."""
     *lead, outputs, inputs = w.shape
     if x.shape[-1] != inputs or any(b.shape != (outputs,) for b in biases):
         raise misfit("linear", "x (..., in), w (..., out, in) and b (out,)", x, w, *biases)

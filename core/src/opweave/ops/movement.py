@@ -1,8 +1,8 @@
-"""Views, which cost nothing and never reach a device, and the operations that pack and join elements.
+"""Views, which no device computes, and the operations that pack and join elements.
 
-Five view operations carry all of them: ``reshape`` (also expand_dims, squeeze, flatten), ``transpose`` (also
-swapaxes), ``slice`` (also split), ``broadcast_to`` and ``diagonal``. A view that shows exactly its source's window is
-its source.
+All views of elements are built from five operations: ``reshape`` (also expand_dims, squeeze, flatten), ``transpose``
+(also swapaxes), ``slice`` (also split), ``broadcast_to`` and ``diagonal``. Where a view would be the window of its
+source, the source is returned.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ RESHAPE = _define_view(
 def reshape(x: Any, shape: Any) -> Tensor:
     """The elements of ``x``, taken row-major, in another shape; one length may be -1.
 
-    A view, after a packed copy where strides cannot express it.
+    It is a view: of ``x``, or where strides cannot express that of a packed copy (`contiguous`).
 
     Raises:
         ShapeError: the elements do not fit.
@@ -444,9 +444,9 @@ AFTER = define_op(
 
 
 def after(x: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """``x``, made to depend on others of which it shows no element: a graph of the result also contains the inputs, the
-    nodes and the writes of states that these need. Itself where they need nothing else: constants, weights, states that
-    no node wrote, and views of ``x``."""
+    """A view of ``x`` that depends on further tensors, whose elements it does not show: a graph of the result also
+    contains the inputs, nodes and writes of states that these need. ``x`` itself where they are constants, weights,
+    states that no node wrote, or views of ``x``."""
     needed = tuple(dict.fromkeys([other for other in others if _needs_more(other, x)]))
     return view_node(AFTER, x, {}, x.shape, x.strides, x.offset, needed) if needed else x
 
@@ -462,8 +462,8 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     """The tensors, promoted to one dtype, one after the other along ``axis``. Quantized ones are of one block type, and
     are not decoded.
 
-    Pieces without elements are not passed to devices; of one piece the result is that piece. The result depends on all
-    pieces nevertheless: their inputs are fed, and states are written whose new version is only there as an empty slice.
+    Pieces without elements are not sources of the node; of one piece the result is that piece. The result depends on
+    all pieces nevertheless (`after`): their inputs have to be fed, and the writes of states that they need are done.
 
     Raises:
         ShapeError: no pieces, or pieces that differ in another axis.

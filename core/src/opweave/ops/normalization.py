@@ -55,7 +55,8 @@ def _check_parameters(name: str, x: Tensor, axis: int, parameters: tuple[Tensor,
 
 
 def _norm(op: OpDef, x: Any, weight: Any, bias: Any, axis: int, attrs: dict[str, Any]) -> Tensor:
-    """The node with weight and bias, one number each for every place on ``axis``; a bias alone is added to it."""
+    """The node with weight and bias, one number of each for every index along ``axis``. A bias without a weight is
+    added to the result of a node without either."""
     x = floating(op.name, x)
     if weight is None and bias is not None:
         y, b = node(op, (x,), attrs), make(op.name, bias)
@@ -83,7 +84,8 @@ def _softmax_infer(x: Tensor, mask: Tensor | None = None, *, scale: float) -> tu
 
 
 def softmax_of(scores: Array, sinks: Array | None = None) -> Array:
-    """The softmax over the last axis. ``sinks``, one for each head along axis -3, are added to the sum as powers."""
+    """The softmax over the last axis. The powers e^sink of ``sinks``, one for each head along axis -3, are added to the
+    sum in the denominator."""
     top = scores.max(-1, keepdims=True)
     if sinks is not None:
         sinks = wide(sinks)[:, None, None]
@@ -164,9 +166,9 @@ def softmax(
 ) -> Tensor:
     """``exp(z) / sum(exp(z))`` along ``axis``, with ``z = scale * x + mask``; integers become f32.
 
-    The node always works along the last axis; other axes are brought there, and back, by views. With ``max_bias`` or
-    ``sinks`` it is a ``head_softmax`` over operands ``(x, sinks)`` or ``(x, sinks, mask)``, where absent sinks are
-    -inf; ``x`` then has shape (..., heads, queries, keys).
+    The node always works along the last axis; another axis is exchanged with it by views before and after. With
+    ``max_bias`` or ``sinks`` it is a ``head_softmax`` over operands ``(x, sinks)`` or ``(x, sinks, mask)``, where
+    absent sinks are -inf; ``x`` then has shape (..., heads, queries, keys).
 
     Args:
         x: at least one axis.
@@ -220,7 +222,7 @@ def _log_softmax(x: Array) -> Array:
 
 
 def _along(op: OpDef, srcs: tuple[Tensor, ...], axis: int, attrs: dict[str, Any]) -> Tensor:
-    """The node along the last axis; another axis is brought there, and back, by views."""
+    """The node along the last axis; another axis is exchanged with it by views before and after."""
     last = srcs[0].ndim - 1
     if axis == last:
         return node(op, srcs, attrs)

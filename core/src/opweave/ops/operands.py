@@ -1,4 +1,5 @@
-"""What the builders share: making operands of what callers pass, and refusing what does not fit, by name and place."""
+"""Functions that the builders of operations use: they make operands of the arguments, and raise errors that name the
+operation and the operand."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def plain(op: str, *operands: Tensor) -> None:
     """Refuse quantized operands.
 
     Raises:
-        DTypeError: an operand is quantized (`LayoutError`: and transposed).
+        DTypeError: an operand is quantized.
+        LayoutError: an operand is the transpose of a quantized matrix.
     """
     for x in operands:
         if x.dtype.block > 1:
@@ -122,7 +124,7 @@ def plain(op: str, *operands: Tensor) -> None:
 
 
 def no_bools(op: str, *operands: Tensor) -> None:
-    """Refuse bools, for operations that calculate.
+    """Refuse operands of bool.
 
     Raises:
         DTypeError: an operand is bool.
@@ -135,7 +137,7 @@ def no_bools(op: str, *operands: Tensor) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a bare Python number, which takes the dtype of the tensor it meets."""
+    """Whether it is a Python number, which takes the dtype of the other operand."""
     return isinstance(value, (bool, int, float))
 
 
@@ -219,7 +221,8 @@ def as_axis(op: str, axis: Any, x: Tensor) -> int:
 
 
 def make(op: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """``value`` as a tensor; a bare Python number takes the dtype of ``like`` where that can hold it.
+    """``value`` as a tensor. A Python number takes the dtype of ``like``; but beside integers and bools a float takes
+    f32, and beside bools an integer takes i64.
 
     Raises:
         DTypeError: it is no array of numbers, or an integer that the dtype of ``like`` does not hold.
@@ -276,7 +279,7 @@ def floating(op: str, value: Any) -> Tensor:
 
 
 def promoted(op: str, *operands: Tensor) -> tuple[Tensor, ...]:
-    """The operands in the type in which they meet.
+    """The operands in their common type (`promote`).
 
     Raises:
         DTypeError: a quantized operand.
@@ -310,7 +313,7 @@ def floats(op: str, *values: Any, optional: Sequence[Any] = ()) -> tuple[Tensor,
 
 
 def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:
-    """Something that is added to scores, in their type.
+    """An operand that is added to scores, such as a mask, cast to their type.
 
     Raises:
         DTypeError: it is not of a float type.
@@ -324,8 +327,8 @@ def added(op: str, what: str, value: Any, dtype: DType) -> Tensor:
 
 
 def as_mask(op: str, mask: Any, shape: Shape, x: Tensor, max_bias: float) -> Tensor:
-    """A mask for scores of ``shape`` that are made of ``x``, as it is added to them: in their type, and broadcast. Of
-    bool, True becomes 0 and False -inf.
+    """A mask as it is added to scores of ``shape``: in the dtype of ``x``, from which the scores are computed, and
+    broadcast. In a mask of bool, True becomes 0 and False -inf.
 
     Raises:
         ShapeError: it does not broadcast.
@@ -361,8 +364,8 @@ def pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def float_pair(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Two operands as of `pair`, in a float type: integers and bools become f32. Raises `ShapeError` for shapes that do
-    not broadcast, `DTypeError` for quantized operands."""
+    """Two operands as `pair` makes them, in a float type: integers and bools become f32. Raises `ShapeError` for shapes
+    that do not broadcast, `DTypeError` for quantized operands."""
     x, y = floats(op, *_meeting(op, a, b))
     return _of_one_shape(op, x, y)
 

@@ -56,7 +56,7 @@ def _pool_infer(op: str, rank: int) -> Infer:
 
 
 def _padded_windows(x: Array, fill: Any, **window: Any) -> Array:
-    """All windows, also those that run over the end, as far as there are places for them."""
+    """All windows, shape (batch, channels, *places, *kernel), with ``fill`` where they reach out of the operand."""
     kernel, stride, dilation = window["kernel_size"], window["stride"], window["dilation"]
     places, pads = _places(x.shape[2:], **window), [(0, 0), (0, 0)]
     for n, m, k, s, p, d in zip(x.shape[2:], places, kernel, stride, window["padding"], dilation, strict=True):
@@ -140,7 +140,8 @@ def max_pool2d(
         stride: steps between windows, ``kernel_size`` by default.
         padding: elements on both sides that are never the largest, at most half a window.
         dilation: distance between the elements of a window.
-        ceil_mode: also windows that run over the end, if they begin before it.
+        ceil_mode: also windows that reach over the end of the padded operand, if they begin before its padding at the
+            end.
 
     Raises:
         ShapeError: no window fits, too much padding, another number of axes, arguments that are no such integers.
@@ -190,7 +191,17 @@ MAX_POOL_BACKWARD: Final = define_op(
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-    """The gradient of `max_pool1d` and `max_pool2d`, with the attributes of their nodes."""
+    """The gradient of `max_pool1d` and `max_pool2d`, of the shape of ``x``.
+
+    Args:
+        grad: the gradient of their result, in the dtype of ``x``.
+        x: their operand, of a float type.
+        attrs: the attributes of their nodes.
+
+    Raises:
+        ShapeError: ``grad`` has another shape or dtype than their result.
+        DTypeError: an operand of integers.
+    """
     return node(MAX_POOL_BACKWARD, (grad, x), attrs)
 
 
@@ -227,12 +238,12 @@ def axis_counts(
 def shared_count(
     *, kernel_size: Shape, padding: Shape, ceil_mode: bool, count_include_pad: bool, divisor: int, **_: Any
 ) -> int:
-    """What the sum of every window is divided by, 0 where it differs from window to window."""
+    """The number by which the sum of every window is divided; 0 where it is not the same for all windows."""
     return divisor or (0 if ceil_mode or (any(padding) and not count_include_pad) else prod(kernel_size))
 
 
 def _over_counts(total: Array, lengths: Shape, **attrs: Any) -> Array:
-    """Each element, of a window each, divided by what the window counts."""
+    """``total``, one element for each window, divided by the number of elements that the window counts."""
     shared = shared_count(**attrs)
     for counts in [shared] if shared else axis_counts(lengths, total.shape[2:], **attrs):
         total = total / counts
@@ -290,8 +301,8 @@ def avg_pool2d(
         kernel_size: of the windows; here and below one integer or one for each axis.
         stride: steps between windows, ``kernel_size`` by default.
         padding: zeros on both sides, at most half a window.
-        ceil_mode: also windows that run over the end, if they begin before it; what lies beyond the padding is never
-            counted.
+        ceil_mode: also windows that reach over the end of the padded operand, if they begin before its padding at the
+            end; elements beyond the padding are never counted.
         count_include_pad: the padding counts as elements of the mean.
         divisor_override: divide by this number instead. On nodes ``divisor``, 0 for none.
 
@@ -335,10 +346,15 @@ AVG_POOL_BACKWARD: Final = define_op(
 
 
 def avg_pool_backward(grad: Tensor, size: Shape, **attrs: Any) -> Tensor:
-    """The gradient of `avg_pool1d` and `avg_pool2d`, with the attributes of their nodes.
+    """The gradient of `avg_pool1d` and `avg_pool2d`, of the shape of their operand.
 
     Args:
-        grad: the gradient of their result.
-        size: lengths of the spatial axes of their input.
+        grad: the gradient of their result, of a float type.
+        size: lengths of the spatial axes of their operand.
+        attrs: the attributes of their nodes.
+
+    Raises:
+        ShapeError: ``grad`` has another shape than their result.
+        DTypeError: a ``grad`` of integers.
     """
     return node(AVG_POOL_BACKWARD, (grad,), {"size": size, **attrs})

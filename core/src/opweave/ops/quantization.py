@@ -1,4 +1,4 @@
-"""Values to quantized blocks and back: of tensors as nodes, of arrays at once."""
+"""Encoding of values to quantized blocks, and decoding: nodes for tensors, results for arrays."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def quantize(values: Tensor, dtype: DTypeLike, *, importance: Any = None) -> Ten
 def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Blocks: ...
 @builds(QUANTIZE)
 def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Tensor | Blocks:
-    """Round values to quantized blocks, in the layout of GGUF: of a tensor as a node, of an array at once, for
+    """Round values to quantized blocks, in the layout of GGUF. A tensor gives a node; an array is encoded at once, for
     `opweave.weights`.
 
     The bytes of q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 are those that the ``gguf`` package makes. q2_k,
     q3_k, q4_k, q5_k and q6_k are fitted to the smallest sum of squared errors: of normally distributed values the
     root mean square error is at most 0.28, 0.15, 0.075, 0.038 and 0.019 of that of the values. Every device gives
-    the same bytes. Blocks pass no gradients, as integers.
+    the same bytes. As for integers, there are no gradients through blocks.
 
     Args:
         values: a tensor of a float type, or an array of numbers, also of another library; shape (..., n), n a multiple
@@ -185,8 +185,8 @@ def dequantize(blocks: Tensor) -> Tensor: ...
 def dequantize(blocks: Blocks) -> np.ndarray[Any, np.dtype[np.float32]]: ...
 @builds(DEQUANTIZE)
 def dequantize(blocks: Any) -> Any:
-    """The values of quantized blocks, of every block type, equal in each bit to the ``gguf`` package: of a quantized
-    tensor as a node (``x.astype("f32")`` makes the same one), of `Blocks` at once.
+    """The values of quantized blocks of every block type, equal to the bit to those of the ``gguf`` package. A
+    quantized tensor gives a node (``x.astype("f32")`` makes the same one); `Blocks` are decoded at once.
 
     Args:
         blocks: a quantized tensor; or `Blocks`: what `quantize` gives, or bytes of a GGUF file.

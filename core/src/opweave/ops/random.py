@@ -1,4 +1,4 @@
-"""Random numbers: functions of a shape, a key and a counter, with no state that calls would share."""
+"""Random numbers as functions of a shape, a key and a counter. No state is shared between calls."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ NORMAL: Final = _define(
 @builds(NORMAL)
 def normal(shape: Any, key: Any, counter: Any, dtype: DTypeLike = f32) -> Tensor:
     """Random numbers of the standard normal distribution (mean 0, variance 1), by the method of Box and Muller ("A note
-    on the generation of random normal deviates", 1958): of two uniform numbers, one gives a distance, the other an
-    angle, and these two normal numbers.
+    on the generation of random normal deviates", 1958): two uniform numbers give a distance and an angle, and these are
+    the polar coordinates of two normal numbers.
 
     All devices take the same words. In f32 and f64, results are within 6 units in the last place of the reference where
     devices have logarithm, sine and cosine within 1 unit (`cpu`, `torch`), and within 12 where they have OpenCL's

@@ -97,7 +97,7 @@ def prod(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def _mean(x: Array, *, axes: tuple[int, ...]) -> Array:
-    # Not np.mean: of no elements it warns, where devices quietly give NaN.
+    # Not np.mean, which warns of empty operands; devices return NaN without a warning.
     result: Array = np.sum(wide(x), axes) / np.float64(_count(x, axes))
     return result
 
@@ -130,8 +130,8 @@ def var(x: Any, axis: Axes = None, correction: float = 1.0, keepdims: bool = Fal
     Args:
         x: any shape.
         axis: as for `sum`.
-        correction: taken off the number of elements n before dividing: 1 is Bessel's, the estimate from a sample (as in
-            torch, other than in NumPy); 0 gives the variance of a whole population. Where n - correction is not
+        correction: subtracted from the number of elements n before dividing: 1 is Bessel's, the estimate from a sample
+            (as in torch, other than in NumPy); 0 gives the variance of a whole population. Where n - correction is not
             positive the result is NaN, or infinite if the elements differ.
         keepdims: keep the axes, with length 1.
 

@@ -52,7 +52,7 @@ def rope_frequencies(
     original_context: int = 0,
     factors: Array | None = None,
 ) -> tuple[Array, float]:
-    """The angle by which one position turns each pair, and the factor by which lengths grow.
+    """The angle by which each pair is rotated for one position, and the factor by which its length is multiplied.
 
     Pair i of dims / 2 turns by base^(−2i / dims), divided by its entry of ``factors``. ``scale`` multiplies all of
     these ("position interpolation"); by YaRN, as far as ``ext_factor`` says, only those which turn slowly: pairs that
@@ -91,10 +91,10 @@ def pair_slices(pairing: str, dims: int) -> tuple[slice, slice]:
 
 
 def section_parts(sections: tuple[int, ...], interleaved: bool, pairs: int) -> list[tuple[int, slice]]:
-    """Which pairs take their angle from which row of positions: pairs of a row and a slice, each pair in one of them.
+    """Which pairs take their angle from which row of positions: a list of (row, slice of pairs).
 
-    Interleaved, pairs go to the first three rows in turn as long as these have pairs left, the others to rows that
-    still have some, in order.
+    Interleaved, pairs are assigned to the first three rows in turn as long as these have pairs left, then to the rows
+    that still have some, in order.
     """
     if not sections:
         return [(0, slice(0, pairs))]
@@ -136,7 +136,7 @@ def pair_positions(positions: Array, sections: tuple[int, ...], interleaved: boo
 
 def distinct_positions(shape: Shape, strides: Strides, sections: tuple[int, ...]) -> Shape:
     """The shape of the positions without their repetitions: axes along which they are broadcast (stride 0) have length
-    1. Kernels compute one row of angles for each of these. The axis of sections, if there are any, is always whole."""
+    1. Kernels compute one row of angles for each of these. The axis of sections, if there is one, keeps its length."""
     lengths = [n if stride else 1 for n, stride in zip(shape, strides, strict=True)]
     return (len(sections), *lengths[1:]) if sections else tuple(lengths)
 

@@ -1,5 +1,5 @@
-"""What the gradients of softmax and of the norms over rows are made of: one operation for each, as the sums over a row
-and its elements are then computed in one pass over memory. Half types are computed in f32."""
+"""The gradients of softmax and of the norms over rows, one operation for each, so that a kernel computes the sums over
+a row and its elements in one pass over memory. Half types are computed in f32."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ SOFTMAX_BACKWARD: Final = _define(
 
 
 def softmax_backward(grad: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-    """The gradient of `softmax` over the last axis, of whose result ``y`` it is made, times ``scale``."""
+    """The gradient of `softmax` over the last axis, given its result ``y``, times ``scale``: of the shape of both, in
+    their common float dtype. Raises `ShapeError` for operands of different shapes."""
     return node(SOFTMAX_BACKWARD, floats("softmax_backward", grad, y), {"scale": float(scale)})
 
 
@@ -64,7 +65,8 @@ LOG_SOFTMAX_BACKWARD: Final = _define(
 
 
 def log_softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """The gradient of `log_softmax` over the last axis, of whose result ``y`` it is made."""
+    """The gradient of `log_softmax` over the last axis, given its result ``y``: of the shape of both, in their common
+    float dtype. Raises `ShapeError` for operands of different shapes."""
     return node(LOG_SOFTMAX_BACKWARD, floats("log_softmax_backward", grad, y), {})
 
 
@@ -84,7 +86,8 @@ RMS_NORM_BACKWARD: Final = _define(
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """The gradient of the operand ``x`` of `rms_norm`."""
+    """The gradient of `rms_norm` with respect to ``x``, of its shape, in the common float dtype of the operands. Raises
+    `ShapeError` unless ``grad`` has the shape of ``x`` and ``weight`` that of a row."""
     return _norm(RMS_NORM_BACKWARD, grad, x, weight, eps)
 
 
@@ -103,7 +106,7 @@ LAYER_NORM_BACKWARD: Final = _define(
 
 
 def layer_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
-    """The gradient of the operand ``x`` of `layer_norm`."""
+    """The gradient of `layer_norm` with respect to ``x``. Otherwise as `rms_norm_backward`."""
     return _norm(LAYER_NORM_BACKWARD, grad, x, weight, eps)
 
 

@@ -1,4 +1,4 @@
-"""Operands of the nodes by which profiles measure operations, and the samples of those that work over matrices."""
+"""Operands of the nodes with which profiles measure operations, and samples of operations on matrices."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ ROWS: Final = ((8, 64), (128, 512), (1024, 1024))
 """Shapes of the matrices that operations over rows are measured with."""
 
 Samples = Callable[[], Sequence[Sample]]
-"""What `OpDef.samples` is: called when somebody measures, as nodes are made then."""
+"""The type of `OpDef.samples`: a function, so that the nodes are only made when somebody measures."""
 
 
 def operand(*shape: int, dtype: str = "f32") -> Tensor:
+    """An input of this shape; of equal ones the same one."""
     return input("measured " + "x".join(map(str, shape)) + dtype, shape, dtype)
 
 
 def weight(*shape: int, dtype: str = "f32") -> Tensor:
-    """A weight: quantized blocks are no inputs."""
+    """A weight of this shape without values."""
     return new_leaf(Leaf("weight", "measured"), shape, as_dtype(dtype))
 
 

@@ -197,8 +197,8 @@ def selective_scan(
         state_ids: i32 or i64, shape (batch,): the row of ``state``, which then has any number of rows, that each batch
             begins with.
         return_last_state: also return h after the last token.
-        snapshots: numbers of tokens, ascending: also return h after the first so many, one behind the other, to go back
-            to when drafted tokens are rejected. The recurrence then runs in as many parts.
+        snapshots: numbers of tokens, ascending: also return h after so many tokens, for each of these numbers, to go
+            back to when drafted tokens are rejected. The recurrence then runs in as many parts.
 
     Nodes have B and C of four axes, tell by the attribute ``skip`` whether the sixth source is D, and by ``last``
     whether the output is y alone, or y and then the last state in one row of numbers. A state is the last source.
@@ -208,8 +208,9 @@ def selective_scan(
         (snapshots, batch, channels, n).
 
     Raises:
-        ShapeError: shapes that do not fit.
-        DTypeError: a quantized operand.
+        ShapeError: shapes that do not fit; ``state_ids`` without a state; snapshots that are not ascending numbers of
+            tokens, or beside ``return_last_state``.
+        DTypeError: a quantized operand, ``state_ids`` of another dtype.
     """
     if state_ids is not None:
         if state is None:

@@ -1,4 +1,5 @@
-"""Windows that slide over the last axes: arguments that are one number or one for each axis, and how many fit."""
+"""Windows that slide over the last axes: reading their arguments, counting them, and showing and adding up their
+elements."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def fitting(length: int, kernel: int, stride: int, dilation: int) -> int:
 
 
 def overlap(count: int, length: int, stride: int, shift: int) -> tuple[slice, slice]:
-    """The i of 0 .. count - 1 for which i · stride + shift is inside of an axis of ``length``, and these elements."""
+    """The numbers i from 0 to ``count`` - 1 for which i · stride + shift is an index of an axis of ``length``, and
+    these indices, both as slices."""
     first = max(0, -(shift // stride))
     last = min(count, (length - 1 - shift) // stride + 1)
     if last <= first:
@@ -65,8 +67,8 @@ def windows_of(x: Array, kernel: Shape, stride: Shape, dilation: Shape) -> Array
 
 
 def sum_of_windows(views: Array, lengths: Shape, stride: Shape, dilation: Shape) -> Array:
-    """The transpose of `windows_of`: every window (..., *places, *kernel) added up at its place in axes of these
-    lengths."""
+    """The transpose of `windows_of`: every window of ``views`` (..., *places, *kernel) added up at its place, shape
+    (..., *lengths)."""
     rank = len(lengths)
     places, kernel = views.shape[-2 * rank : -rank], views.shape[-rank:]
     total = np.zeros((*views.shape[: -2 * rank], *lengths), views.dtype)
@@ -78,7 +80,7 @@ def sum_of_windows(views: Array, lengths: Shape, stride: Shape, dilation: Shape)
 
 
 def unpadded(x: Array, lengths: Shape, padding: Shape) -> Array:
-    """The elements of the last axes behind the padding, as a view."""
+    """``lengths`` elements of each of the last axes, from index ``padding`` on, as a view."""
     inner: Any = (..., *[slice(p, p + n) for n, p in zip(lengths, padding, strict=True)])
     result: Array = x[inner]
     return result

@@ -1,7 +1,7 @@
 """The gradients of the operations, by family. Importing this enters them into the definitions (`OpDef.gradient`).
 
-A gradient is a composition of operations: what it builds is an ordinary graph, which runs wherever these run. Nodes
-that nobody asks for are never part of a graph, so a gradient builds those of all sources.
+A gradient is a composition of operations: it builds an ordinary graph, which runs on every device that runs these
+operations. A gradient builds the gradients of all sources; nodes that are not needed are never part of a graph.
 """
 
 from opweave.ops.gradients import (

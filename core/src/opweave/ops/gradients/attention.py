@@ -1,4 +1,5 @@
-"""The gradients of attention and of its gradient: probabilities are computed again, as nothing of them is kept."""
+"""The gradients of attention and of its gradient, which compute the weights of the values again, because the forward
+operation does not return them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _attention(
     given = _parts(packed, q, k, v)
     if not rest:
         return given
-    # Masks and sinks are seldom learned; the nodes of their gradients are part of a graph only if somebody asks.
+    # The nodes of the gradients of mask and sinks are part of a graph only where these gradients are asked for.
     weights = _Weights(q, k, rest, options)
     dscores = softmax_backward(weights.by_keys(grad, v), weights.shares)
     return *given, *weights.rest(dscores, sum_of(grad * out), rest)
@@ -42,21 +43,21 @@ def _attention_backward(
     *rest: Tensor,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, ...]:
-    """With the shares p, d = given vᵀ and s = softmax_backward(d, p): the function is s · cap' · scale times k, turned
-    times q, and p turned times ``given``; ``uq``, ``uk`` and ``uv`` are what arrives at these three."""
+    """`attention_backward` returns (s', s'ᵀ, pᵀ) times (k, q, given), with the shares p, d = given vᵀ,
+    s = softmax_backward(d, p) and s' = s · cap' · scale. ``uq``, ``uk`` and ``uv`` are the gradients of these three."""
     grad, given, q, k, v, *rest = at_least_f32(grad, given, q, k, v, *rest)  # type: ignore[assignment]
     scale, cap = options["scale"], options["soft_cap"]
     uq, uk, uv = _parts(grad, q, k, v)
     weights = _Weights(q, k, rest, options)
     p, d = weights.shares, weights.by_keys(given, v)
     s = softmax_backward(d, p)
-    inner = (weights.by_keys(uq, k) + weights.by_keys(q, uk)) * scale  # what arrives at s · cap'
+    inner = (weights.by_keys(uq, k) + weights.by_keys(q, uk)) * scale  # the gradient of s · cap'
     us = inner * weights.slope if cap else inner
     ud = softmax_backward(us, p)
     up = us * (d - sum_of(d * p)) - d * sum_of(us * p) + weights.by_keys(given, uv)
     dscores = softmax_backward(up, p)
     dcapped = dscores
-    if cap:  # cap' = 1 − (capped / cap)² changes too
+    if cap:  # cap' = 1 − (capped / cap)² depends on the scores too
         dcapped = dscores - inner * s * weights.capped * (2 / cap**2)
         dcapped = dcapped * weights.slope
     along, through = dcapped * scale, (s * weights.slope if cap else s) * scale
@@ -70,7 +71,7 @@ def _attention_backward(
 
 
 def _parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `attention_backward` packs, in the shapes of q, k and v."""
+    """The three gradients that `attention_backward` returns in one tensor, in the shapes of q, k and v."""
     queries, keys, _ = attention_gradient_sizes(q.shape, k.shape, v.shape)
     first, second = packed[..., :queries], packed[..., queries : queries + keys]
     return (
@@ -81,13 +82,16 @@ def _parts(packed: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 
 
 class _Weights:
-    """The weights of the values in attention, as operations, shape (batch, heads, tokens, keys), and products with
-    them. The heads of a group are further rows of its products.
+    """The weights of the values in attention, built from operations, and products with them. In products the heads of a
+    group are further rows.
 
     Attributes:
-        capped: the scores before the mask is added.
-        slope: what the scores change by with the products of queries and keys, before these are scaled.
-        scores: behind the mask; ``shares``: their softmax.
+        capped: the scores before the mask is added, shape (batch, heads, tokens, keys) as all of these.
+        slope: the derivative of ``capped`` with respect to the scaled products of queries and keys; without a
+            ``soft_cap``, where that is 1, it is not used.
+        slopes: the factor of the mask for each head.
+        scores: ``capped`` plus the mask.
+        shares: the softmax of the scores.
     """
 
     def __init__(self, q: Tensor, k: Tensor, rest: Sequence[Tensor], options: AttentionOptions) -> None:
@@ -126,7 +130,7 @@ class _Weights:
         return ops.matmul(ops.swapaxes(self._rows(weights), -1, -2), self._rows(x))
 
     def rest(self, dscores: Tensor, along: Tensor, rest: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the mask and the sinks, where these are there; ``along``: Σ p dp of each row."""
+        """The gradients of those of mask and sinks that the node has; ``along``: Σ p dp of each row."""
         made = [self.slopes * dscores if self.sloped else dscores] if self.masked else []
         if len(rest) > self.masked:
             made.append(sink_gradient(along, self.scores, rest[-1]))

@@ -1,7 +1,7 @@
 """Gradients of convolutions, pooling and resampling.
 
-A convolution's gradient of its input is a transposed convolution, that of its weights a product with the columns of the
-input (`im2col`).
+The gradient of a convolution with respect to its input is a transposed convolution; that with respect to its weights is
+a product with the columns of the input (`im2col`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ COLUMNS: Final = 1 << 16
 """Bytes of columns above which the gradient of weights is added up over parts of the batch."""
 
 MOST_PARTS: Final = 8
+"""Into so many parts the batch is divided at most."""
 
 # --- convolutions ---------------------------------------------------------------------------------------------------
 
 
 def _framed(x: Tensor, pads: Pads, value: float = 0) -> Tensor:
-    """``x`` with its spatial axes padded, cut where a number is negative."""
+    """``x`` with its spatial axes padded by ``value``; where a number is negative, elements are cut off instead."""
     cut = [slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(pads, x.shape[2:], strict=True)]
     inner = x[(slice(None), slice(None), *cut)]
     return ops.pad(inner, [(0, 0), (0, 0), *[(max(a, 0), max(b, 0)) for a, b in pads]], value=value)
@@ -48,9 +49,12 @@ def _turned(w: Tensor, groups: int) -> Tensor:
 def transposed(
     grad: Tensor, w: Tensor, lengths: Shape, *, stride: Shape, padding: Shape, dilation: Shape, groups: int = 1
 ) -> Tensor:
-    """The gradient of the input, whose spatial axes have ``lengths``, of a convolution with weights ``w``.
+    """The gradient of a convolution with weights ``w`` with respect to its input.
 
-    ``padding`` is what lies before the input; how much lies behind it follows.
+    Args:
+        grad: the gradient of the result.
+        lengths: of the spatial axes of the input.
+        padding: zeros before the input along each axis; how many are behind it follows from the shapes.
     """
     kernel = w.shape[2:]
     reach = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)]
@@ -74,8 +78,8 @@ def transposed(
 def _weights(
     x: Tensor, grad: Tensor, w: Tensor, *, stride: Shape, padding: Pads, dilation: Shape, groups: int
 ) -> Tensor:
-    """The gradient of the weights ``w`` of a convolution of ``x``: added up over parts of the batch, since the columns
-    take as much memory as all elements of all windows."""
+    """The gradient of a convolution of ``x`` with respect to its weights ``w``. It is added up over parts of the batch,
+    because the columns need memory for all elements of all windows."""
     batch, channels = x.shape[:2]
     inputs, places = channels // groups * prod(w.shape[2:]), prod(grad.shape[2:])
     size = batch * groups * inputs * places * x.dtype.itemsize
@@ -107,7 +111,7 @@ def _conv(grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *bias: Tensor, paddin
 def _conv_transpose(
     grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *bias: Tensor, padding: Shape, output_padding: Shape, **attrs: Any
 ) -> Any:
-    # Behind its last window the result holds what output_padding added, which no element of x reaches.
+    # No element of x contributes to the elements that output_padding added at the end of the result.
     pads = [(p, p - extra) for p, extra in zip(padding, output_padding, strict=True)]
     framed = _framed(grad, pads)
     convolve = ops.conv1d if len(padding) == 1 else ops.conv2d
@@ -130,7 +134,7 @@ def _col2im(grad: Tensor, out: Tensor, x: Tensor, *, size: Shape, **attrs: Any) 
 
 @gradient_of("max_pool1d", "max_pool2d")
 def _max_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-    """The first of equal elements of a window gets its gradient, as in torch."""
+    """Of equal largest elements of a window the first one gets the gradient, as in torch."""
     return max_pool_backward(grad, x, **attrs)
 
 
@@ -147,7 +151,7 @@ def _max_pool_backward(
     dilation: Shape,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What each window gave to its first largest element."""
+    """For each window the element of ``grad`` at the place of its first largest element."""
     lines, places = x.shape[0] * x.shape[1], given.shape[2:]
     reach = [(m - 1) * s + d * (k - 1) + 1 for m, s, d, k in zip(places, stride, dilation, kernel_size, strict=True)]
     pads = [(p, r - n - p) for p, r, n in zip(padding, reach, x.shape[2:], strict=True)]
@@ -171,7 +175,7 @@ def _avg_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
     covered = tuple([m * k for m, k in zip(out.shape[2:], kernel, strict=True)])
     if attrs["stride"] != kernel or any(attrs["padding"]) or x.shape[2:] != covered:
         return avg_pool_backward(grad, x.shape[2:], **attrs)
-    # Each element belongs to one window, whose share is repeated.
+    # Each element belongs to exactly one window: the gradient of the window is repeated for its elements.
     share = grad * (1 / (attrs["divisor"] or prod(kernel)))
     for axis in range(len(kernel)):
         share = ops.expand_dims(share, 3 + 2 * axis)

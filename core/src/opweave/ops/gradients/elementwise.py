@@ -134,8 +134,8 @@ def _reciprocal(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 @gradient_of("relu")
 def _relu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     if grad.op is MAX_POOL_BACKWARD and grad.srcs[1] is out:
-        # What a window passes on is decided by its largest element alone. So there are fewer elements to decide on, and
-        # nothing reads all of ``out`` after the windows have, whose gradient may then be written over it.
+        # Only the largest element of a window gets a gradient, so relu_backward need only look at that element. Then
+        # max_pool_backward is the last reader of ``out``, and its result may be written over it.
         pool = ops.max_pool1d if out.ndim == 3 else ops.max_pool2d
         return max_pool_backward(relu_backward(grad.srcs[0], pool(out, **grad.attrs)), out, **grad.attrs)
     return relu_backward(grad, out)
@@ -222,7 +222,7 @@ def _silu_slope(x: Tensor, slope: float) -> Tensor:
 
 def _gelu_slope(x: Tensor) -> Tensor:
     """Φ(x) + x · φ(x), with the normal distribution Φ and its density φ. Φ is gelu(x) / x, near 0 its series."""
-    near = 2.0**-6 if x.dtype is f16 else 2.0**-16  # closer to 0, gelu(x) would lose digits in f16; x⁵ counts no more
+    near = 2.0**-6 if x.dtype is f16 else 2.0**-16  # nearer to 0, gelu(x) loses digits, and x⁵ is negligible
     series = 0.5 + (x - ops.square(x) * x * (1 / 6)) * (1 / sqrt(2 * pi))
     distribution = ops.where(ops.step(ops.abs(x) - near), ops.gelu(x) / x, series)
     return distribution + x * ops.exp(-0.5 * ops.square(x)) * (1 / sqrt(2 * pi))

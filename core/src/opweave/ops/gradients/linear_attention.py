@@ -26,7 +26,7 @@ def _linear_attention(
     state: bool,
     last: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Token by token, as a state depends on the one before by a matrix; the graph has about 20 nodes for each token."""
+    """Built token by token, because each state depends on the one before by a matrix: about 20 nodes for each token."""
     given = linear_attention_operands(rest, decay, bonus, removal, state)
     dtypes = [x.dtype for x in (q, k, v, *rest)]
     grad, q, k, v = at_least_f32(grad, q, k, v)
@@ -37,7 +37,7 @@ def _linear_attention(
     ds: Tensor = ops.reshape(grad[v.size :], last_shape) if last else zeros(last_shape, q.dtype)
 
     def columns(x: Tensor, t: int) -> Tensor:
-        """What belongs to a token, as a column for each head: (batch, heads, size, 1)."""
+        """The elements of token ``t`` as a column for each head: (batch, heads, size, 1)."""
         return _turned(x[:, :, t : t + 1])
 
     def rows(x: Tensor, t: int) -> Tensor:

@@ -131,7 +131,7 @@ def _pad(grad: Tensor, out: Tensor, x: Tensor, *, widths: Sequence[tuple[int, in
 
 
 def _folded(frame: Tensor, axis: int, mode: str, n: int, first: bool) -> Tensor:
-    """What the elements of one side of a frame add to the elements that they are copies of."""
+    """The gradients of one side of a frame, added up at the elements of which that side consists of copies."""
     if mode == "edge":
         frame = ops.sum(frame, axis, keepdims=True)
     elif mode == "reflect":
@@ -153,7 +153,7 @@ def _embedding(grad: Tensor, out: Tensor, table: Tensor, ids: Tensor, **blocks: 
 @gradient_of("take_along_axis")
 def _take_along_axis(grad: Tensor, out: Tensor, x: Tensor, ids: Tensor, *, axis: int) -> tuple[Tensor, None]:
     if ids.shape[axis] == 1:
-        # Nothing adds up: elsewhere than at the id there are zeros, which is computed element by element.
+        # Each row gets at most one value, so nothing is added up: element by element, the value or 0.
         places = ops.reshape(ops.arange(x.shape[axis], dtype=ids.dtype), (-1, *[1] * (x.ndim - 1 - axis)))
         return ops.where(ops.equal(ids, places), grad, 0.0), None
     moved, places = ops.swapaxes(grad, axis, -1), ops.swapaxes(ids, axis, -1)
@@ -162,7 +162,7 @@ def _take_along_axis(grad: Tensor, out: Tensor, x: Tensor, ids: Tensor, *, axis:
 
 
 def added_in_rows(values: Tensor, ids: Tensor, shape: Shape) -> Tensor:
-    """Zeros of ``shape`` to which each value is added: in its own row, at the column that its id names."""
+    """Zeros of ``shape``, to which each value is added in its own row, at the column of its id."""
     rows, columns = prod(shape[:-1]), shape[-1]
     start = ops.reshape(
         ops.arange(0, rows * columns, columns, "i64") if columns else zeros((rows,), ids.dtype), (rows, 1)
@@ -210,7 +210,7 @@ _SEEN: Final[dict[str, Callable[..., Tensor]]] = {
     "after": lambda x: x,
     "recompute": lambda x: x,
 }
-"""The views that a region of a state can be."""
+"""For each view of which a region of a state may consist: the same view of another tensor."""
 
 
 def _seen(region: Tensor, grad: Tensor) -> Tensor:
@@ -255,10 +255,11 @@ def _index_copy(grad: Tensor, out: Tensor, region: Tensor, ids: Tensor, rows: Te
 
 
 def _distinct(ids: Tensor, op: str) -> Tensor:
-    """``ids``, checked in each run: of a repeated one it is open which of its rows stays, and so which has a gradient.
+    """``ids``, checked for repeated ones: it is unspecified which row of a repeated id is kept, and so which one has a
+    gradient. Ids that are no constants are checked in each run, by a node on the host.
 
     Raises:
-        HazardError: constant ids that repeat. Of others it is the cause of the `ExecutionError` of a run.
+        HazardError: constant ids that repeat. For other ids it is the cause of the `ExecutionError` of a run.
     """
     if ids.leaf is not None and ids.leaf.data is not None:
         _checked(ids.leaf.data, op)

@@ -96,7 +96,7 @@ def _layer_norm_backward(
 
 
 def _norm_by_x(u: Tensor, g: Tensor, x: Tensor, eps: float) -> Tensor:
-    """What x changes in Σ u · r · (g − x · r² · mean(g x)) with r = 1 / √(mean x² + eps)."""
+    """The gradient of Σ u · r · (g − x · r² · mean(g x)) with respect to x, with r = 1 / √(mean x² + eps)."""
     r = ops.rsqrt(mean_of(ops.square(x)) + eps)
     gx, ux = mean_of(g * x), mean_of(u * x)
     along_x = 3.0 * ops.square(r) * gx * ux - mean_of(u * g)
@@ -104,7 +104,12 @@ def _norm_by_x(u: Tensor, g: Tensor, x: Tensor, eps: float) -> Tensor:
 
 
 def _by_operands(by_inner: Tensor, by_x: Tensor, grad: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of what is multiplied with a weight, if there is one, of x and of the weight."""
+    """The gradients of the three operands of a norm's gradient: of ``grad``, of x and, if there is one, of the weight.
+
+    Args:
+        by_inner: the gradient of ``grad`` times the weight.
+        by_x: the gradient of x.
+    """
     if not weights:
         return by_inner, by_x
     return by_inner * weights[0], by_x, ops.sum(rows_of(by_inner * grad), 0)
@@ -160,5 +165,5 @@ def _group_norm(
 def _l2_norm(grad: Tensor, out: Tensor, x: Tensor, *, eps: float) -> Tensor:
     g, y, z = at_least_f32(grad, x, out)
     length = ops.sqrt(sum_of(ops.square(y)))
-    along = ops.where(ops.step(eps - length), 0.0, sum_of(g * z))  # a row shorter than eps is only divided
+    along = ops.where(ops.step(eps - length), 0.0, sum_of(g * z))  # shorter rows are divided by a constant
     return (g - z * along) / ops.maximum(length, eps)

@@ -28,8 +28,8 @@ def _count(x: Tensor, axes: Shape) -> int:
 
 @gradient_of("prod")
 def _prod(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
-    """The product of the others is product / x without zeros; with one zero, it is there the product of the rest, and 0
-    elsewhere; with more it is 0."""
+    """The gradient of an element is the product of all others. Without zeros that is the product divided by the
+    element; with one zero it is the product of the others at the zero, and 0 elsewhere; with more zeros it is 0."""
     others = ops.where(x, x, 1.0)
     zeros = unreduced(ops.sum(ops.where(x, ops.full(x.shape, 0, x.dtype), 1.0), axes), x, axes)
     rest = unreduced(grad * ops.prod(others, axes), x, axes)

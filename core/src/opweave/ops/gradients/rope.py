@@ -14,7 +14,7 @@ from opweave.ops.rope import pair_rows, pair_slices, rope_frequencies
 def _rope(
     grad: Tensor, out: Tensor, x: Tensor, positions: Tensor, *factors: Tensor, **attrs: Any
 ) -> tuple[Tensor | None, ...]:
-    # The transpose of turning by an angle is turning back by it.
+    # The transpose of a rotation by an angle is the rotation by its opposite.
     dx = ops.rope(grad, -positions, *factors, **attrs)
     return dx, None, *[_factors(grad, out, positions, f, **attrs) for f in factors]
 
@@ -31,7 +31,7 @@ def _factors(
     interleaved: bool,
     **frequencies: Any,
 ) -> Tensor:
-    """An angle φ = position · ω / f changes by −φ / f with f, and (a, b) by (−b, a) with φ."""
+    """The gradient of the factors f: with φ = position · ω / f, dφ/df = −φ / f and d(a, b)/dφ = (−b, a)."""
     g, y, f = *at_least_f32(grad, out), factors
     first, second = pair_slices(pairing, dims)
     by_angle = g[..., second] * y[..., first] - g[..., first] * y[..., second]

@@ -1,4 +1,4 @@
-"""Entering gradients into the definitions of operations, and what several of them share."""
+"""How gradients are entered into the definitions of operations, and functions that several of them use."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ def gradient_of(*names: str) -> Callable[[F], F]:
 
 
 def vanishing(*names: str) -> None:
-    """Enter the gradient of operations whose result is constant wherever it has a derivative, or is an integer."""
+    """Enter ``None`` for all sources as the gradient of operations whose derivative is 0 wherever they have one, whose
+    result is an integer or a bool, or whose sources have no gradients."""
     for name in names:
         find_op(name).gradient = lambda grad, out, *srcs, **attrs: (None,) * len(srcs)
 
 
 def zeros(shape: Shape, dtype: DType) -> Tensor:
+    """A tensor of zeros."""
     return ops.full(shape, 0, dtype)
 
 
 def at_least_f32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Half types as f32, for gradients whose terms nearly cancel."""
+    """The tensors, those of half types cast to f32, for gradients whose terms nearly cancel."""
     return tuple([ops.cast(t, f32) if t.dtype in (f16, bf16) else t for t in tensors])
 
 

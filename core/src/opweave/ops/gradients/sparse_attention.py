@@ -1,4 +1,4 @@
-"""Gradients of sparse attention: the products are computed again."""
+"""Gradients of sparse attention, which compute the products of queries and keys again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def _causal_conv1d(grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *rest: Tenso
     taps, tokens = w.shape[1], x.shape[2]
     earlier = zeros((*x.shape[:2], taps - 1), x.dtype) if before is None else before
     line = ops.concat([earlier, x], 2)
-    # The same convolution, over the gradient backwards.
+    # The same convolution, applied to the reversed gradient.
     backwards = ops.pad(ops.flip(grad, 2), [(0, 0), (0, 0), (0, taps - 1)])
     dline = ops.flip(ops.causal_conv1d(backwards, w), 2)
     dw = ops.concat([ops.sum(grad * line[..., j : j + tokens], (0, 2)).reshape(-1, 1) for j in range(taps)], 1)
@@ -29,8 +29,8 @@ def _causal_conv1d(grad: Tensor, out: Tensor, x: Tensor, w: Tensor, *rest: Tenso
 def _recurrence(a: Tensor, b: Tensor) -> Tensor:
     """All h of h[t] = a[t] · h[t − 1] + b[t], h[−1] = 0, along the last axis, in log₂ tokens passes.
 
-    Two steps in a row are one of the same form, so each pass doubles the number of steps that every entry covers:
-    Hillis and Steele, "Data Parallel Algorithms", 1986.
+    Two successive steps can be written as one step of the same form, so each pass doubles the number of steps that
+    every entry combines: Hillis and Steele, "Data Parallel Algorithms", 1986.
     """
     covered, tokens = 1, a.shape[-1]
     while covered < tokens:
@@ -82,7 +82,7 @@ def _selective_scan(
     if last:
         final = ops.reshape(grad[u.size :], (batch, channels, n, 1))
         arriving = ops.concat([arriving[..., :-1], arriving[..., -1:] + final], -1)
-    following = ops.concat([decay[..., 1:], decay[..., :1]], -1)  # the last one meets nothing
+    following = ops.concat([decay[..., 1:], decay[..., :1]], -1)  # the value of the last one is not used
     dstates = ops.flip(_recurrence(ops.flip(following, -1), ops.flip(arriving, -1)), -1)
 
     carried = dstates * decay * before
@@ -103,11 +103,11 @@ def _selective_scan(
 
 
 def _of_channels(x: Tensor, channels: int) -> Tensor:
-    """B or C, (batch, groups, n, tokens), for each channel."""
+    """B or C, (batch, groups, n, tokens), repeated for the channels: (batch, channels, n, tokens)."""
     return ops.repeat(x, channels // x.shape[1], 1)
 
 
 def _of_groups(x: Tensor, groups: int) -> Tensor:
-    """What channels add up to in each group."""
+    """The sums over the channels of each group: (batch, groups, n, tokens)."""
     batch, channels, n, tokens = x.shape
     return ops.sum(ops.reshape(x, (batch, groups, channels // groups, n, tokens)), 2)
