@@ -1,4 +1,4 @@
-"""Models that lie in several files: with an index, or all files of weights in a folder."""
+"""Models in several files: those that an index names, or all files of weights in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SeveralFiles(Mapping[str, Any]):
 
     Attributes:
         parts: name -> the tensors of the file that it is in.
-        metadata: what the files say beside the tensors; of two that say different things of a key, the first counts.
+        metadata: what the files contain besides tensors; if several have a key, the value of the first counts.
     """
 
     def __init__(self, parts: Mapping[str, Tensors], metadata: Mapping[str, Any]) -> None:
@@ -46,8 +46,8 @@ def read_folder(folder: Path, read: Read, is_weights: Callable[[Path], bool]) ->
     """All tensors of a folder: those that its index names, else those of all files of weights in it.
 
     Args:
-        read: the tensors of one file.
-        is_weights: whether a file is one of weights.
+        read: returns the tensors of one file.
+        is_weights: returns whether a file contains weights.
 
     Raises:
         FormatError: it has no files of weights, or several indices; two files have a tensor of one name.

@@ -28,7 +28,7 @@ _TYPES: Final = {
 """Types of tensors by their numbers."""
 
 _OTHER_BLOCKS: Final = {"q8_1": (32, 40), "q8_k": (256, 292), "q1_0": (128, 18)}
-"""Elements and bytes of a block of the types that are not decoded here: their tensors are listed, not loaded."""
+"""Elements and bytes of a block of the types that opweave does not decode: their tensors are listed, but not loaded."""
 
 _NUMBERS: Final = {
     0: Struct("<B"), 1: Struct("<b"), 2: Struct("<H"), 3: Struct("<h"), 4: Struct("<I"), 5: Struct("<i"),
@@ -38,11 +38,12 @@ _NUMBERS: Final = {
 _BOOL, _STRING, _ARRAY, _U32, _U64 = 7, 8, 9, _NUMBERS[4], _NUMBERS[10]
 
 _DEPTH: Final = 8
-"""Arrays within arrays that are read at most; models have none."""
+"""Nested arrays that are read at most; models have none."""
 
 
 def read_gguf(path: Path) -> TensorFile:
-    """The tensors of a file, over its mapped bytes. Its shapes, which begin with the fastest axis, are turned round.
+    """The tensors of a file, over its mapped bytes. A file lists the axis that varies fastest first; here it is the
+    last.
 
     Raises:
         FormatError: the file is no valid one: it is cut off, of another version, has a name twice, or its table does
@@ -81,10 +82,10 @@ def read_gguf(path: Path) -> TensorFile:
 
 
 class _Reader:
-    """Reads one value after the other; none takes more bytes than there are.
+    """Reads one value after the other. Values that reach over the end of the file raise `FormatError`.
 
     Attributes:
-        at: offset of the next one.
+        at: offset of the next value in bytes.
     """
 
     def __init__(self, path: Path, data: Bytes) -> None:
@@ -92,7 +93,8 @@ class _Reader:
         self._data, self._view = data, data.data
 
     def _advance(self, size: int, what: str) -> int:
-        """The offset of the next ``size`` bytes."""
+        """The offset of the next ``size`` bytes, which are then read over; raises `FormatError` if they are not
+        there."""
         at = self.at
         if size > self._data.size - at:
             raise FormatError(f"{self.path} is cut off: {what} needs {size:,} bytes at {at:,} of {self._data.size:,}")
@@ -140,7 +142,7 @@ class _Reader:
         return values.astype(np.bool_)
 
     def tensor(self, name: str) -> StoredTensor:
-        """A row of the table behind its name; the offset counts from where the tensors begin."""
+        """The entry of a tensor in the table, without its name; the offset counts from the first tensor."""
         what = f"tensor {name!r}"
         axes = self.number(_U32, what)
         at = self._advance(axes * _U64.size, what)

@@ -1,5 +1,5 @@
-"""The formats of the core, returned by the same hook as those of plugins. The registry imports this module by its
-name."""
+"""The formats that the core reads, returned by the same hook as those of plugins. The registry imports this module by
+its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_weights`: weights from files of any format that is known here or by a plugin."""
+"""`load_weights`: weights from files of any format that the core or a plugin reads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from opweave import registry
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
 from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index
-from opweave.formats.tensor_file import FLOAT8, StoredTensor, TensorFile
+from opweave.formats.tensor_file import StoredTensor, TensorFile
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks
-from opweave.graph.dtypes import DTypeLike, as_dtype
+from opweave.graph.dtypes import DTYPES, DTypeLike, as_dtype
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor
 from opweave.leaves import Weights, Where, weights
@@ -23,6 +23,9 @@ from opweave.leaves import Weights, Where, weights
 __all__ = ["chosen_names", "described", "load_weights", "read_tensors"]
 
 Names = str | Sequence[str]
+
+FLOAT8: Final = (DTYPES["f8_e4m3"], DTYPES["f8_e5m2"], DTYPES["f8_e8m0"])
+"""Floats of 8 bits in files of quantized models. bf16 holds every value of theirs."""
 
 
 def load_weights(
@@ -44,18 +47,20 @@ def load_weights(
             all files of weights in it.
         device: where to keep them; a device, or glob patterns, as of `opweave.weights`.
         names: a glob pattern, or several: only tensors whose name matches one of them.
-        dtype: as of `opweave.weights`. One-byte floats need it: they are types of files only, and every value
-            of theirs is one of bf16 too.
+        dtype: as of `opweave.weights`. Tensors of f8_e4m3, f8_e5m2 and f8_e8m0 need it, because no device but ``host``
+            computes in these types. bf16 holds every value of theirs.
 
     Returns:
-        The weights in the order of the file. ``metadata`` is what the file says beside them: a dict of texts
-        (safetensors); of numbers, texts, lists of texts and NumPy arrays (GGUF).
+        The weights in the order of the file. Their ``metadata`` is what the file contains besides tensors: a dict of
+        texts (safetensors); of numbers, bools, texts, lists of texts and NumPy arrays (GGUF).
 
     Raises:
         FormatError: a file that is damaged, cut off or not of its format; an index that names what is not there; two
             files of a folder with a tensor of one name.
-        UnknownNameError: no such device, a format that nobody reads, or a pattern that matches no name.
-        DTypeError: a type that opweave does not have; the message names tensor and type.
+        UnknownNameError: no such device, a format that neither the core nor a plugin reads, or a pattern that matches
+            no name.
+        DTypeError: a type that opweave does not have, or one of the floats of 8 bits without ``dtype``: the message
+            names tensor and type; or ``path`` or ``names`` is no text.
         ShapeError: a tensor of more than 8 axes.
         AllocationError: a device has not enough free memory; nothing stays allocated.
         OSError: the file is not there, or cannot be read.
@@ -68,12 +73,15 @@ def load_weights(
 
 
 def read_tensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Name -> array, `Blocks` or what else `opweave.weights` takes, of a file or folder, as `load_weights` finds them.
+    """The tensors of a file or folder, found as `load_weights` does it.
 
-    What the core's own readers give has the attribute ``metadata``.
+    Returns:
+        Name -> array, `Blocks` or whatever else `opweave.weights` takes. From the readers of the core it has the
+        attribute ``metadata``.
 
     Raises:
         FormatError, UnknownNameError, OSError: as `load_weights`.
+        DTypeError: ``path`` is no path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise DTypeError(f"weights are loaded from a path, not from {type(path).__name__}")
@@ -105,7 +113,8 @@ def _is_weights(path: Path) -> bool:
 
 
 def chosen_names(found: Collection[str], patterns: Names) -> list[str]:
-    """The names that match one of the patterns; raises `UnknownNameError` for a pattern that matches none."""
+    """The names that match one of the patterns, in the order of ``found``. Raises `UnknownNameError` for a pattern that
+    matches none, `DTypeError` for a pattern that is no text."""
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     if not all(isinstance(pattern, str) for pattern in wanted):
         raise DTypeError(f"names= takes a glob pattern or several, not {patterns!r:.80}")
@@ -116,7 +125,8 @@ def chosen_names(found: Collection[str], patterns: Names) -> list[str]:
 
 
 def described(found: Mapping[str, Any], name: str) -> StoredTensor:
-    """What a tensor is, without reading it; also of types that opweave does not have. The offset is -1 if not known."""
+    """Dtype, shape and place of a tensor, also of one whose type opweave does not have. Files of the core's formats are
+    not read for it. The offset is -1 where it is not known."""
     if isinstance(found, SeveralFiles):
         return described(found.parts[name], name)
     if isinstance(found, TensorFile):
@@ -131,13 +141,13 @@ def described(found: Mapping[str, Any], name: str) -> StoredTensor:
 
 
 def _wide(path: str | os.PathLike[str], name: str, value: Any, dtype: DTypeLike | None) -> Any:
-    """The value, or of a one-byte float its copy in ``dtype``."""
-    kind = next((known for known, stored in FLOAT8.items() if getattr(value, "dtype", None) == stored), None)
+    """The value; of `FLOAT8` its copy in ``dtype``."""
+    kind = next((known for known in FLOAT8 if getattr(value, "dtype", None) == known.numpy), None)
     if kind is None:
         return value
     if dtype is None:
         raise DTypeError(
-            f"{os.fspath(path)}: tensor {name!r} is {kind}, in which nothing computes here; dtype='bf16' "
-            "converts it, and every value of it is one of bf16 too"
+            f"{os.fspath(path)}: tensor {name!r} is {kind}, in which only the device host computes; dtype='bf16' "
+            "converts it without loss"
         )
     return value.astype(as_dtype(dtype).numpy)

@@ -1,7 +1,8 @@
-"""`ONNX_OPERATORS`: which operations are one operator of ONNX, for writing models and, read backwards, for importing
-them. The rows are data; neither ONNX nor a runtime of it is imported.
+"""`ONNX_OPERATORS`: the operations that are one operator of ONNX with the same inputs. The table is used in one
+direction to write models, in the other to import them. It consists of data; neither ONNX nor a runtime of it is
+imported.
 
-What takes several operators, or one whose inputs are arranged in another way, is not in the table.
+Operations that take several operators, or an operator with inputs in another order, are not in the table.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _BITS: Final = {
     "U64": 64, "U32": 32, "U16": 16, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6,
     "F4": 4, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 }  # fmt: skip
-"""Bits of an element. In lower case these are the names of opweave."""
+"""Bits of an element. The names of the types that opweave has are the same in lower case."""
 
 
 def read_safetensors(path: Path) -> TensorFile:
@@ -55,7 +55,7 @@ def read_safetensors(path: Path) -> TensorFile:
 
 
 def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
-    """A tensor as the header describes it, with everything in it checked but its place among the others."""
+    """A tensor as the header describes it. All of the description is checked but whether it overlaps other tensors."""
     what = f"{path}: tensor {name!r}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"{what} has no dtype, shape and data_offsets, but {entry!r:.80}")

@@ -1,4 +1,4 @@
-"""What files of tensors have in common: bytes that are mapped, a table of what lies where, and its checks."""
+"""What the readers of files of tensors share: the mapped bytes, the table of tensors, and its checks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
 from opweave.graph.blocks import Blocks
-from opweave.graph.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES, bool_
 from opweave.graph.layout import check_shape
 
-__all__ = ["FLOAT8", "StoredTensor", "TensorFile", "check_tensors", "map_file", "parse_json"]
+__all__ = ["StoredTensor", "TensorFile", "check_tensors", "map_file", "parse_json"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-FLOAT8: Final[dict[str, np.dtype[Any]]] = {
-    "f8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "f8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "f8_e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
-}
-"""One-byte floats: types of files, which no operation computes in. Each of their values is one of bf16 too."""
 
 _ADDRESSES: Final = 1 << 63
 
@@ -52,13 +44,13 @@ class StoredTensor(NamedTuple):
 class TensorFile(Mapping[str, Any]):
     """The tensors of one file by name: arrays, or `Blocks` if quantized, over the mapped bytes.
 
-    Arrays are read-only and made when they are asked for, without reading the bytes. Where the file does not align a
-    tensor to its elements, the array is a copy.
+    Arrays are read-only. They are made when they are asked for; the bytes are not read, except where the file does not
+    align a tensor to its elements: then the array is a copy.
 
     Attributes:
         path: of the file.
-        tensors: name -> what the file says of it; also those whose type opweave does not have.
-        metadata: what the file says beside its tensors.
+        tensors: name -> the entry in the table of the file; also tensors of types that opweave does not have.
+        metadata: what the file contains besides its tensors.
     """
 
     def __init__(
@@ -68,28 +60,34 @@ class TensorFile(Mapping[str, Any]):
         self._data = data
 
     def __getitem__(self, name: str) -> np.ndarray[Any, Any] | Blocks:
-        """The array; raises `UnknownNameError`, `DTypeError` (a type that opweave does not have), `ShapeError` (more
-        axes than it has), `FormatError` (bytes of a bool tensor that are neither 0 nor 1)."""
+        """The array or blocks of a tensor.
+
+        Raises:
+            UnknownNameError: the file has no such tensor.
+            DTypeError: a type that opweave does not have.
+            ShapeError: more than 8 axes.
+            FormatError: a bool tensor with bytes other than 0 and 1.
+        """
         try:
             stored = self.tensors[name]
         except KeyError:
             raise UnknownNameError("tensor", str(name), self.tensors, f"(in {self.path})") from None
         dtype, what = DTYPES.get(stored.dtype), f"{self.path}: tensor {name!r}"
-        if dtype is None and stored.dtype not in FLOAT8:
+        if dtype is None:
             raise DTypeError(
                 f"{what} is {stored.dtype}, which opweave does not have; it has {', '.join(DTYPES)}: convert the file, "
                 "or leave such tensors out (names=)"
             )
         raw = self._data[stored.offset : stored.offset + stored.nbytes]
         try:
-            shape = check_shape(stored.shape, dtype or DTYPES["u8"])
+            shape = check_shape(stored.shape, dtype)
         except OpweaveError as error:
             raise type(error)(f"{what}: {error}") from None
-        if dtype is not None and dtype.is_quantized:
+        if dtype.is_quantized:
             return Blocks(raw, shape, dtype)
-        if dtype is DTYPES["bool"] and raw.size and raw.max() > 1:
+        if dtype is bool_ and raw.size and raw.max() > 1:
             raise FormatError(f"{what} is bool, but has bytes other than 0 and 1")
-        array = raw.view(dtype.numpy if dtype is not None else FLOAT8[stored.dtype]).reshape(shape)
+        array = raw.view(dtype.numpy).reshape(shape)
         if array.flags.aligned:
             return array
         array = array.copy()
@@ -117,7 +115,7 @@ def map_file(path: Path) -> Bytes:
 def check_tensors(path: Path, tensors: Mapping[str, StoredTensor], end: int) -> None:
     """Raise `FormatError` if tensors overlap, extend beyond ``end``, or have lengths that no address space holds."""
     for name, stored in tensors.items():
-        if prod(n for n in stored.shape if n) * 16 >= _ADDRESSES:  # 16: the largest element of all types
+        if prod(n for n in stored.shape if n) * 16 >= _ADDRESSES:  # 16 bytes: more than any element
             raise FormatError(f"{path}: tensor {name!r} has the shape {list(stored.shape)}, more than any memory holds")
         if stored.offset + stored.nbytes > end:
             raise FormatError(
@@ -131,7 +129,8 @@ def check_tensors(path: Path, tensors: Mapping[str, StoredTensor], end: int) -> 
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8. Raises `FormatError` if it is none, or if an object has a key twice."""
+    """The JSON object that ``text`` is in UTF-8. Raises `FormatError` if it is none, or if an object in it has a key
+    twice; ``what`` names the text in the message."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
