@@ -36,8 +36,8 @@ reference in NumPy that every kernel is compared with, the cost, and which sourc
 
 Tensors are written as NumPy writes arrays; operands of binary operations broadcast and are promoted. *Element by
 element* means that the result has the shape of the operands. Half types are computed in f32, and results are rounded.
-Views are not computed by any device. Each operation has an example of its node: types and shapes of the sources, attributes
-as kernels get them, type and shape of the result.
+Views are not computed by any device. Each operation has an example of its node: types and shapes of the sources,
+attributes as kernels get them, type and shape of the result.
 
 The `host` device runs the reference of every operation, for any dtype and layout; what the other backends have kernels
 for is said with each. A kernel may ask for more than its types and layouts; `device.why_not(step)` gives the reason of
