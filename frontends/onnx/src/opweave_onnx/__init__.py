@@ -1,4 +1,5 @@
-"""ONNX models on opweave: `load` a model file, run it over any mix of devices, see what runs where and why."""
+"""ONNX models on opweave: `load` reads a model file; a `Model` runs it over any mix of devices and explains where each
+node runs and why."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""`Background`: programs built by a thread of its own, while others run."""
+"""`Background`: a thread that builds programs while others run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Does jobs on a thread, one after the other, until one fails or it is closed.
+    """Runs jobs on a thread, one after the other, until one raises an exception or `close` is called.
 
     Attributes:
         ended: set when no further job will begin.
@@ -26,13 +26,13 @@ class Background:
         close_at_exit(self, first=True)
 
     def check(self) -> None:
-        """Raise the error of the job that failed, the first time after that."""
+        """Raise the exception of a job, the first time that this is called after it."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Begin no further job, and wait for the one that is being done."""
+        """Begin no further job, and wait for the one that runs."""
         self._closed = True
         self.ended.wait()
 

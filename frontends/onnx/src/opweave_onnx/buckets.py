@@ -1,4 +1,4 @@
-"""`Buckets`: a few lengths of dynamic axes, to which inputs are padded, so that few programs serve all lengths."""
+"""`Buckets`: lengths of dynamic axes to which inputs are padded, so that a few programs run inputs of all lengths."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Buckets"]
 
 
 class Buckets:
-    """Pads and cuts.
+    """Pads inputs to the lengths of buckets, and slices the results back.
 
     Attributes:
-        lengths: name of an axis -> lengths, ascending.
+        lengths: name of a dynamic axis -> its lengths, ascending.
     """
 
     def __init__(self, lengths: Mapping[str, Sequence[int]], graph: Graph, max_programs: int) -> None:
@@ -27,8 +27,8 @@ class Buckets:
 
         Raises:
             UnknownNameError: no input has such an axis.
-            ShapeError: lengths that are none; an output of which the file does not say where the axis is; more
-                combinations of lengths than programs are kept for.
+            ShapeError: lengths that are no positive integers; an output whose axes the file does not declare; more
+                combinations of lengths than ``max_programs``.
         """
         names = {axis for value in graph.inputs for axis in value.shape or () if isinstance(axis, str)}
         for name, given in lengths.items():
@@ -47,19 +47,21 @@ class Buckets:
             )
 
     def combinations(self, least: Mapping[str, int] | None = None) -> list[dict[str, int]]:
-        """Every combination of lengths, of which none is below ``least``; those of fewer elements first."""
+        """All combinations of lengths in which no length is below that in ``least``, sorted by the product of
+        lengths."""
         given = least or {}
         rows = [[n for n in lengths if n >= given.get(axis, 0)] for axis, lengths in self.lengths.items()]
         return [dict(zip(self.lengths, chosen, strict=True)) for chosen in sorted(product(*rows), key=prod)]
 
     def next(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """The lengths to pad to; a length that is longer than all stays."""
+        """For each axis the smallest length to which it can be padded; a length above all of them stays as it is."""
         return {
             axis: next((n for n in known if n >= lengths[axis]), lengths[axis]) for axis, known in self.lengths.items()
         }
 
     def shaped(self, feeds: Mapping[str, Any], inputs: Sequence[Value], to: Mapping[str, int]) -> dict[str, Any]:
-        """Arrays of the shapes that the feeds get when they are padded; they take no memory."""
+        """Zeros of the shapes that the feeds have once they are padded to the lengths ``to``; broadcast, so that they
+        take no memory."""
         result = dict(feeds)
         for value in inputs:
             if value.shape is not None:
@@ -79,7 +81,7 @@ class Buckets:
         return result
 
     def cut(self, results: Mapping[str, Any], outputs: Sequence[Value], lengths: Mapping[str, int]) -> dict[str, Any]:
-        """The results, without what comes of padding."""
+        """The results without the elements behind the given lengths, which come from padding."""
         found = {}
         for value in outputs:
             window = [slice(lengths[axis]) if axis in self.lengths else slice(None) for axis in value.shape or ()]

@@ -168,7 +168,7 @@ def _plan(
 
 
 def _lacking(model: Model, planned: Any) -> dict[str, dict[str, str]]:
-    """For each device the operations of the graph that it refuses, with a reason."""
+    """Device -> operation of the graph that it does not run -> the reason for the first such node."""
     capabilities = planned.partition.assignment.capabilities
     found: dict[str, dict[str, str]] = {}
     for target in planned.partition.assignment.targets:

@@ -1,4 +1,4 @@
-"""`compare`: a model on opweave beside ONNX Runtime, node by node."""
+"""`compare`: the results of a model on opweave and by ONNX Runtime, node by node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opweave_onnx.model import Model, load
 __all__ = ["Comparison", "Difference", "compare", "examples"]
 
 ALLOWED: Final = {"float64": 1e-20, "float32": 1e-9, "float16": 1e-5, "bfloat16": 1e-3}
-"""Normalised mean square errors up to which values count as equal, by type; others have to be equal."""
+"""Normalised mean square errors up to which values count as equal, by type; values of other types have to be equal."""
 
 SIGMOID: Final = 1e-6
 """ONNX Runtime's sigmoid of f32 is wrong by up to 1e-7, so that very small values have no digit right: it is 0 below
@@ -28,11 +28,11 @@ class Difference(NamedTuple):
 
     Attributes:
         value: its name in the file.
-        node, op: what computes it.
+        node, op: the name and the operator of the node that computes it.
         nmse: mean square error over the mean square of ONNX Runtime's; infinite where integers, NaN or infinities
             differ.
         largest: largest error of an element, relative to the element plus the root mean square of all.
-        diverges: whether it is larger than allowed.
+        diverges: whether ``nmse`` is above `ALLOWED`.
     """
 
     value: str
@@ -44,10 +44,11 @@ class Difference(NamedTuple):
 
 
 class Comparison:
-    """The result of `compare`; true if nothing differs beyond rounding.
+    """The result of `compare`; true if no value differs by more than rounding.
 
     Attributes:
-        values: one row for each value that both computed, in the order of the graph; errors add up along it.
+        values: one row for each value that both computed, in the order of the graph. Errors accumulate along the graph,
+            because each runs on its own results.
     """
 
     def __init__(self, values: Sequence[Difference]) -> None:
@@ -58,7 +59,7 @@ class Comparison:
 
     @property
     def first_divergence(self) -> Difference | None:
-        """The first value that differs."""
+        """The first value that differs by more than rounding; ``None`` if none does."""
         return next((row for row in self.values if row.diverges), None)
 
     def __str__(self) -> str:
@@ -81,8 +82,8 @@ def compare(path: Any, feeds: Mapping[str, Any] | None = None, devices: Any = No
         devices, options: as of `load`.
 
     Raises:
-        Unavailable: ONNX Runtime is not installed, or does not load the model; says why.
-        FormatError: as of `load`.
+        Unavailable: ONNX Runtime is not installed, or does not load the model; the message says why.
+        FormatError, DTypeError, UnsupportedOpError: as of `load`.
     """
     try:
         import onnxruntime
@@ -159,7 +160,7 @@ def examples(model: Model, seed: int = 0, **lengths: int) -> dict[str, Any]:
 
 
 MOVING: Final = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators whose results have no values that their first inputs have not."""
+"""Operators whose results consist of values of their first inputs."""
 
 
 def _rows(model: Model) -> dict[str, int]:

@@ -13,11 +13,16 @@ from opweave_onnx.tensors import Array
 __all__ = ["FOLDED", "fold"]
 
 FOLDED: Final = 1 << 20
-"""Bytes of results up to which they are computed when a graph is traced; larger ones are left to the devices."""
+"""Results of up to so many bytes are computed while a graph is traced; larger ones are computed by the devices."""
 
 
 def fold(tensor: Tensor, leaf: Callable[[Tensor], Array | None], known: dict[Tensor, Array] | None = None) -> Array:
-    """The value of a tensor that only leaves lead to whose values ``leaf`` gives."""
+    """The value of a tensor that depends on constants and weights only, by the references of the operations.
+
+    Args:
+        leaf: returns the values of a leaf.
+        known: values of tensors that were computed before; those computed here are added.
+    """
     known = {} if known is None else known
     if tensor not in known:
         known[tensor] = _folded(tensor, leaf, known)

@@ -1,5 +1,5 @@
-"""Functions: those that a model defines, and the bodies that the standard gives for operators. Their nodes are built in
-place of the node that calls them."""
+"""Functions: those that a model defines, and the bodies that the ONNX standard defines for operators. Their nodes are
+built in place of the node that calls them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Function:
         self.versions = {"": onnx.defs.onnx_opset_version(), **own}
 
     def operator(self, node: Node, arrays: Arrays) -> Operator:
-        """What builds a call."""
+        """The builder of a node that calls the function."""
         body = self.body(node.proto, arrays)
         return Operator(lambda call, *inputs: tuple(call.trace.inline(body, inputs, None)), raw=True)
 
     def body(self, call: NodeProto, arrays: Arrays) -> Graph:
-        """The body, with the attributes of the call in the place of their names.
+        """The body, with references to attributes of the function replaced by those of the call.
 
         Raises:
-            FormatError: an attribute that the call has to give and does not.
+            FormatError: nodes that are not valid.
         """
         given = {a.name: a for a in self.proto.attribute_proto}
         given.update({a.name: a for a in call.attribute})
@@ -88,16 +88,17 @@ def _schema(node: Node) -> OpSchema | None:
 
 
 def has_function(node: Node) -> bool:
-    """Whether the standard gives a body for the operator."""
+    """Whether the standard defines a body for the operator."""
     schema = _schema(node)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 def standard_function(call: Call, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Build a node by the body that the standard gives for its operator.
+    """Build a node by the body that the standard defines for its operator.
 
     Raises:
-        UnsupportedOpError: it gives none.
+        UnsupportedOpError: the standard has no such operator, or defines no body for it.
+        FormatError: inputs or attributes that the operator requires are missing.
     """
     node = call.node
     schema = _schema(node)
@@ -125,7 +126,8 @@ def standard_function(call: Call, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _check_signature(schema: OpSchema, node: Node, inputs: Sequence[Any]) -> None:
-    """Raise `FormatError` where inputs or attributes are missing: what makes the body relies on them."""
+    """Raise `FormatError` where inputs or attributes are missing: `onnx` reads them without a check when it makes the
+    body."""
     there = list(inputs) + [None] * (schema.min_input - len(inputs))
     needed = [p.option == OpSchema.FormalParameterOption.Single for p in schema.inputs]
     for number, (value, is_needed) in enumerate(zip(there, needed, strict=False)):
@@ -145,7 +147,7 @@ def _body(op: str, version: int, domain: str) -> bytes:
 
 
 def _type(call: Call, value: Any) -> bytes:
-    """The type of an input, which some bodies depend on."""
+    """The type of an input as a message; the bodies of some operators depend on it."""
     proto = onnx.TypeProto()
     if isinstance(value, Tensor):
         proto.tensor_type.elem_type = elem_of(value.dtype.numpy)

@@ -1,4 +1,4 @@
-"""`Graph` and `Node`: a checked ONNX graph as plain data, and how it is made of the protobuf messages."""
+"""`Graph` and `Node`: a checked ONNX graph as plain data, and the functions that make it from the protobuf messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Value(NamedTuple):
 
     Attributes:
         name: in the file.
-        elem: the number of its element type (``TensorProto.DataType``); 0: no tensor, or not said.
-        shape: for each axis its length, the name of a dynamic axis, or ``None``; ``None``: nothing is said.
+        elem: the number of its element type (``TensorProto.DataType``); 0: no tensor, or not declared.
+        shape: for each axis its length, the name of a dynamic axis, or ``None``; ``None``: not declared.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Node:
         inputs, outputs: names of values, ``""`` for what is left out.
         attributes: numbers, texts, arrays, lists of these, and graphs.
         proto: the message.
-        captured: names that its graphs take from around.
+        captured: names that the graphs in its attributes read from graphs around them.
     """
 
     op: str
@@ -63,9 +63,10 @@ class Graph:
     """Nodes in an order in which each comes after those whose results it reads.
 
     Attributes:
+        name: of the graph in the file.
+        nodes: in that order.
         inputs, outputs: as declared; initializers are no inputs.
         initializers: name -> array.
-        last_use: for each node the number of names that are needed behind it (`needed_after`).
     """
 
     name: str
@@ -76,7 +77,7 @@ class Graph:
     _needed: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def needed_after(self, position: int) -> frozenset[str]:
-        """Names that are read behind the node at ``position``, or are outputs."""
+        """Names of the outputs, and those that nodes behind the one at ``position`` read."""
         if position not in self._needed:
             names = {value.name for value in self.outputs}
             for node in self.nodes[position + 1 :]:
@@ -87,7 +88,7 @@ class Graph:
 
     @property
     def captured(self) -> frozenset[str]:
-        """Names that it takes from the graphs around it."""
+        """Names that it reads from the graphs around it."""
         own = {value.name for value in self.inputs} | set(self.initializers)
         read: set[str] = {value.name for value in self.outputs}
         for node in self.nodes:
@@ -105,7 +106,7 @@ def check_texts(where: str, *values: Any) -> None:
 
 
 def domain_of(name: str) -> str:
-    """The standard domain has two names."""
+    """The domain under one name: the standard domain, which has two, as ``""``."""
     return "" if name == "ai.onnx" else name
 
 
@@ -117,10 +118,11 @@ def parse_graph(
     Args:
         versions: domain -> version of the operator set.
         arrays: reads tensors, and checks their sizes.
-        known: names of the graphs around it.
+        known: names that the graphs around it define.
 
     Raises:
-        FormatError: a graph that is not valid; names the node.
+        FormatError: a graph that is not valid; the message names the node.
+        DTypeError: tensors of texts or complex numbers.
     """
     check_texts(
         arrays.where, proto.name, *[t.name for t in proto.initializer],

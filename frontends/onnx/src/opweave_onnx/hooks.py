@@ -1,4 +1,4 @@
-"""What the entry point ``onnx`` names: the command ``opweave onnx``."""
+"""The hooks of the plugin, which the entry point ``onnx`` names: they add the command ``opweave onnx``."""
 
 from __future__ import annotations
 

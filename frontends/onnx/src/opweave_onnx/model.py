@@ -30,13 +30,15 @@ __all__ = ["Model", "load"]
 class Model:
     """A loaded model. Call it with its inputs, by the names of the file: ``model(input_ids=ids)``.
 
-    Thread-safe as programs are. Close it, or use it in a ``with`` block, to give up its programs and memory.
+    Threads may share it as they may share programs. `close`, or the end of a ``with`` block, frees its programs and
+    memory.
 
     Attributes:
-        source: what the file says: graph, functions, versions of operators.
-        metadata: producer, description, and what else the file says of itself.
+        source: the content of the file: graph, functions, versions of operators.
+        metadata: producer, description, and the other metadata of the file.
         weights: the initializers that are weights, by name.
-        scheduler: over the devices.
+        scheduler: builds the programs, over the devices.
+        session: what the runners of the model share.
     """
 
     def __init__(
@@ -75,12 +77,12 @@ class Model:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """What has to be fed: name, type, shape; a dynamic axis has its name, or ``None``, for its length."""
+        """The inputs: name, element type and shape, in which a dynamic axis has its name or ``None`` as its length."""
         return self.source.graph.inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What a run returns, as the file declares it."""
+        """The outputs as the file declares them."""
         return self.source.graph.outputs
 
     def __call__(self, **feeds: Any) -> Any:
@@ -101,9 +103,11 @@ class Model:
             UnknownNameError: an input that the model does not have.
             SchedulerError: an input is missing.
             ShapeError, DTypeError: feeds that do not fit.
-            UnsupportedOpError: a node that cannot be expressed, or that no device runs.
+            UnsupportedOpError: a node that opweave cannot express, or that no device runs.
+            FormatError: a node that is not valid.
             ExecutionError: a node failed.
-            OpweaveError: what building a program for a bucket in the background raised; the first run after it does.
+            OpweaveError: building a program for a bucket in the background failed; the first run after that raises the
+                error.
         """
         given = self._checked(feeds or {})
         if not self._buckets.lengths:
@@ -113,7 +117,8 @@ class Model:
         return self._buckets.cut(self._runner.run(padded), self.outputs, lengths)
 
     def _bucket(self, given: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, int]:
-        """The lengths to pad to: the next ones, or larger ones while only these have their program."""
+        """The lengths to pad to: the smallest possible ones; while their program is not built, larger ones whose
+        program is."""
         if self._background is None:
             self._build_buckets(given)
         background = self._background
@@ -129,14 +134,15 @@ class Model:
         return self._buckets.shaped(given, self.inputs, chosen)
 
     def _build_buckets(self, given: Mapping[str, Any]) -> None:
-        """Begin to build the programs for all buckets, for the other lengths of these feeds."""
+        """Begin to build the programs for all buckets in the background; axes without buckets have the lengths of these
+        feeds."""
         with self._lock:
             if self._background is None:
                 jobs = [partial(self._runner.root, self._shaped(given, c)) for c in self._buckets.combinations()]
                 self._background = Background(jobs)
 
     def prepare(self, **lengths: int) -> float:
-        """Have the programs for all buckets built when this returns; returns the seconds it took.
+        """Build the programs for all buckets now; returns the seconds it took.
 
         Args:
             lengths: name of a dynamic axis without buckets -> its length; 1 for others.
@@ -147,7 +153,7 @@ class Model:
         return perf_counter() - start
 
     def _lengths(self, feeds: Mapping[str, Any]) -> dict[str, int]:
-        """The lengths of the dynamic axes that have names."""
+        """Name of a dynamic axis -> its length in the feeds."""
         return {
             str(axis): n
             for value in self.inputs
@@ -157,10 +163,10 @@ class Model:
         }
 
     def program(self, feeds: Mapping[str, Any] | None = None) -> ow.Program[dict[str, Array]]:
-        """The program for feeds of these shapes; the first one, where the host has to look at values in between.
+        """The program for feeds of these shapes; the first one, if the host has to read values between programs.
 
         Args:
-            feeds: as of `run`; the values do not count. Without them dynamic axes have length 1.
+            feeds: as of `run`; only shapes matter. Without them dynamic axes have length 1.
 
         Raises:
             SchedulerError: all results are known without computing.
@@ -171,7 +177,7 @@ class Model:
         return stage.program
 
     def plan(self, feeds: Mapping[str, Any] | None = None) -> PlannedGraph:
-        """As `program`, placed and cut, but without memory: weights are not read.
+        """The graph of `program`, assigned to devices and partitioned, without memory; weights are not read.
 
         Raises:
             SchedulerError: all results are known without computing.
@@ -184,7 +190,8 @@ class Model:
         return planned  # type: ignore[no-any-return]
 
     def explain(self, feeds: Mapping[str, Any] | None = None) -> Any:
-        """Which node runs where and why, what is copied, and what memory it takes: `Program.explain` of `program`."""
+        """Which node runs where and why, what is copied, and how much memory it takes: `Program.explain` of
+        `program`."""
         return self.program(feeds).explain()
 
     def examples(self, **lengths: int) -> dict[str, Array]:
@@ -201,12 +208,12 @@ class Model:
 
     @property
     def traced(self) -> tuple[int, float]:
-        """How often the graph was traced, once for each combination of shapes, and the seconds that took."""
+        """How often the graph was traced (at least once for each combination of shapes), and the seconds it took."""
         return self._runner.traced
 
     def close(self) -> None:
-        """Give up all programs, and the scheduler with its streams if `load` made it. Programs for buckets that are not
-        built yet are not; the one that is being built is waited for."""
+        """Close all programs, and the scheduler if `load` made it. A program for a bucket that is being built in the
+        background is waited for; the others are not built any more."""
         if self._background is not None:
             self._background.close()
         self._runner.close()
@@ -279,15 +286,17 @@ def load(
         max_programs: for how many combinations of input shapes programs are kept.
         buckets: name of a dynamic axis -> lengths. Inputs are padded with zeros along it to the next of these lengths,
             and outputs cut, so that few programs serve all lengths. That is right where padding changes nothing: where
-            the model has a mask for it, or treats its places one by one. Longer inputs are run as they are.
-            Programs are built in the background: from now on if all dynamic axes have buckets, else from the first run
-            on, for the other lengths of its inputs. Until then a larger bucket may serve.
+            the model has a mask for it, or computes each index along the axis by itself. Longer inputs are run as they
+            are. Programs are built in the background: at once if all dynamic axes have buckets, else from the first run
+            on, for the lengths of its other axes. Until then inputs may be padded to larger buckets that are ready.
 
     Raises:
-        FormatError: no ONNX file, damaged, or not valid; names the node or the tensor.
+        FormatError: no ONNX file, damaged, or not valid; the message names the node or the tensor.
         DTypeError: tensors of types that opweave does not have.
-        UnsupportedOpError: nodes whose operators are not known, all of them by name.
-        SchedulerError, UnknownNameError, PluginError: devices or placements that are not there.
+        UnsupportedOpError: operators that are not known; the message lists all of them.
+        ShapeError: buckets that are no positive integers, or have more combinations than ``max_programs``; an output
+            whose axes the file does not declare, with buckets.
+        SchedulerError, UnknownNameError, PluginError: devices, placements or axes of buckets that do not exist.
     """
     checked = read_model(source)
     missing = missing_operators(checked.graph, checked.functions)

@@ -1,4 +1,4 @@
-"""`read_model`: an ONNX file as checked data. Nothing is built here, and no bytes of weights are read."""
+"""`read_model`: an ONNX file as checked data. No nodes are built here, and external data is not read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
         graph: the main graph.
         functions: those that the model defines, by domain and name.
         versions: domain -> version of the operator set.
-        metadata: producer, description and what else the file says of itself.
+        metadata: producer, description and the other metadata of the file.
         arrays: reads tensors of the file.
     """
 
@@ -62,7 +62,7 @@ def read_model(source: Any) -> Source:
             path = Path(source)
             where, folder = str(path), path.parent
             try:
-                proto = _parsed(path.read_bytes(), where)  # whose bytes nobody keeps: the messages have copies
+                proto = _parsed(path.read_bytes(), where)  # the messages copy the bytes
             except OSError as error:
                 raise FormatError(f"{path} cannot be read: {error.strerror or error}") from None
     if not proto.HasField("graph") or not proto.opset_import:
@@ -98,7 +98,7 @@ def _parsed(data: bytes, where: str) -> ModelProto:
 
 
 def _check_calls(where: str, functions: Mapping[tuple[str, str], Function]) -> None:
-    """Raise `FormatError` if functions call each other in a circle: their bodies would never end."""
+    """Raise `FormatError` if functions call each other in a circle: inlining them would never end."""
     calls = {
         key: {(domain_of(n.domain), n.op_type) for n in f.proto.node} & functions.keys() for key, f in functions.items()
     }

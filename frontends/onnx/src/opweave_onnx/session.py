@@ -18,11 +18,11 @@ from opweave_onnx.tensors import Array, Arrays
 __all__ = ["PlanningSession", "Session", "missing_operators"]
 
 SMALL: Final = 1024
-"""Bytes of an initializer up to which it is a constant that takes part in the arithmetic of shapes, and no weight."""
+"""An initializer of up to so many bytes is no weight, but a constant whose value is known while a graph is traced."""
 
 
 BODIES_KEPT: Final = 256
-"""Programs for some steps of recurrent networks."""
+"""How many programs for parts of loops and recurrent networks a session keeps."""
 
 
 class Session:
@@ -64,17 +64,18 @@ class Session:
         return self.scheduler.build(outputs) if outputs else None
 
     def runner(self, graph: Graph) -> Runner:
-        """The runner of a graph that is run by itself, as the body of a loop."""
+        """The runner of a graph that has programs of its own, such as the body of a loop."""
         if graph not in self._runners:
             self._runners[graph] = Runner(self, graph, graph.captured)
         return self._runners[graph]
 
     def body(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """A program that is run again and again within a run; the one that was used last is given up last.
+        """A program that is run several times within a run. Of more than `BODIES_KEPT` the least recently used one is
+        dropped.
 
         Args:
-            key: what distinguishes it.
-            build: makes it, if it is not there.
+            key: identifies the program.
+            build: builds it, if it is not kept.
         """
         with self._lock:
             if key not in self._bodies:
@@ -85,7 +86,7 @@ class Session:
             return self._bodies[key]
 
     def weight(self, graph: Graph, name: str, array: Array) -> Any:
-        """What an initializer is while a graph is traced: a weight, or if it is small the array."""
+        """The value of an initializer while a graph is traced: the tensor of a weight, else the array."""
         tensor = self._weights.get(name)
         return tensor if tensor is not None and self._arrays[tensor] is array else array
 
@@ -97,10 +98,13 @@ class Session:
         return known
 
     def derived(self, x: Tensor, key: Hashable, compute: Callable[[], Array]) -> Tensor:
-        """A tensor that is computed of a known one: of a weight once for all programs, as a weight; else as a constant.
+        """A tensor that is computed on the host from a known one: from a weight once for all programs, as a weight;
+        else as a constant.
 
         Args:
-            key: what distinguishes it from others that are computed of ``x``.
+            x: the known tensor.
+            key: distinguishes the result from others that are computed from ``x``.
+            compute: computes the values.
         """
         if x not in self._arrays:
             return ow.constant(compute())
@@ -111,11 +115,8 @@ class Session:
             return self._derived[x, key]
 
     def operator(self, node: Node) -> Operator:
-        """What builds a node.
-
-        Raises:
-            UnsupportedOpError: nothing does.
-        """
+        """The builder of a node: by a function of the model, by one of `OPERATORS`, or by the body that the standard
+        defines. The last one raises `UnsupportedOpError` when it is called and there is none."""
         own = self.functions.get((node.domain, node.op))
         if own is not None:
             return own.operator(node, self.tensors)
@@ -125,7 +126,7 @@ class Session:
         return Operator(lambda call, *inputs: standard_function(call, inputs), raw=True)
 
     def close(self) -> None:
-        """Close the programs of bodies of loops."""
+        """Close the programs of bodies of loops and recurrent networks."""
         with self._lock:
             for program in self._bodies.values():
                 program.close()
@@ -135,7 +136,7 @@ class Session:
 
 
 class PlanningSession(Session):
-    """A session that places and cuts, and takes no memory."""
+    """A session that assigns and partitions graphs, but builds no programs and takes no memory."""
 
     runs = False
 
@@ -145,14 +146,15 @@ class PlanningSession(Session):
 
 
 def weights_of(initializers: Mapping[str, Array]) -> dict[str, Array]:
-    """Those initializers that become weights."""
+    """The initializers that become weights: those of more than `SMALL` bytes that are no scalars or vectors of signed
+    integers."""
     return {
         name: a for name, a in initializers.items() if a.nbytes > SMALL and not (a.ndim < 2 and a.dtype.kind == "i")
     }
 
 
 def missing_operators(graph: Graph, functions: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[Node]]:
-    """The nodes of a graph, and of graphs within, of whose operator nothing is known, by domain and operator."""
+    """The nodes of a graph, and of graphs in its attributes, whose operators are not known, by domain and operator."""
     from opweave_onnx.functions import has_function
 
     found: dict[tuple[str, str], list[Node]] = {}

@@ -1,10 +1,10 @@
 """`Runner`: runs a graph of ONNX for feeds of any shapes, by programs of a scheduler.
 
-For each combination of shapes a graph is traced once (`opweave_onnx.trace`). Where the graph goes on only when a value
-is known (the shape that it asks for, a condition, how many elements are not zero), the trace is cut: what leads there
-is one program, the host looks at the value, and what follows depends on it. `Stage` is a program with what the host
-does behind it; the stages of one combination of shapes are a tree, whose branches are the values, or the shapes, that
-were found. A run along a known branch traces nothing.
+For each combination of shapes a graph is traced once (`opweave_onnx.trace`). Where tracing needs a value that devices
+compute (a shape, a condition, the number of elements that are not zero), the trace is cut: the nodes before the cut are
+one program, the host reads the value, and the nodes behind it are traced for this value. A `Stage` is a program and the
+function that the host runs after it. The stages of one combination of shapes are a tree, whose branches are the values,
+or the shapes, that were found. A run along known branches traces nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["Name", "Runner", "Stage", "arrays_in", "key_of", "named_arrays"]
 
 BRANCHES_KEPT: Final = 64
-"""Of one stage; the branch that was made first goes first."""
+"""Branches of one stage that are kept; the oldest one is dropped first."""
 
 
 class Name(str):
-    """The name of a fed or computed array, where an array itself may stand too."""
+    """The name of a fed or computed array, used in place of the array itself."""
 
 
 @dataclass(eq=False)
@@ -41,12 +41,12 @@ class Stage:
     """A program and what follows it.
 
     Attributes:
-        program: computes what the host needs, and what later stages read; ``None`` if there is nothing to compute.
-        outputs: at the end: name -> array, `Name`, or lists of them.
-        function: what the host does, given ``sources``; ``None`` at the end.
+        program: computes the values that the host and later stages read; ``None`` if there is nothing to compute.
+        outputs: of the last stage: name -> array, `Name`, or lists of them.
+        function: called by the host with ``sources``; ``None`` for the last stage.
         sources: arrays and `Name`s.
         by_value: whether the next stage depends on the values that the function returns, or on their shapes only.
-        label: the names of what the function returns begin with it.
+        label: the prefix of the names of the arrays that the function returns.
         branches: key of what the function returned -> the next stage.
     """
 
@@ -65,7 +65,7 @@ class Stage:
         return self.program.run({name: values[name] for name in self.program.inputs})
 
     def look(self, values: Mapping[str, Array]) -> Any:
-        """What the function returns."""
+        """Call the function; returns its result."""
         assert self.function is not None
         return self.function(*[resolved(source, values) for source in self.sources])
 
@@ -87,7 +87,7 @@ def resolved(value: Any, values: Mapping[str, Array]) -> Any:
 
 
 def key_of(value: Any, by_value: bool = False) -> Any:
-    """What distinguishes arrays, or lists of them, by values or by shapes."""
+    """A key of an array, or of nested lists of them: dtype and shape, and with ``by_value`` the values."""
     if value is None or isinstance(value, Tensor):
         return value
     if isinstance(value, (list, tuple)):
@@ -96,12 +96,12 @@ def key_of(value: Any, by_value: bool = False) -> Any:
 
 
 def key_of_feeds(feeds: Mapping[str, Any]) -> Any:
-    """What distinguishes feeds, by shapes."""
+    """A key of the names, dtypes and shapes of feeds."""
     return tuple([(name, key_of(value)) for name, value in feeds.items()])
 
 
 def named_arrays(value: Any, label: str) -> dict[str, Array]:
-    """The arrays in a value or nested lists of them, by name."""
+    """The arrays in a value or in nested lists, by name: ``label``, in lists ``label.0``, ``label.1``, ..."""
     if isinstance(value, np.ndarray):
         return {label: value}
     if value is None:
@@ -122,8 +122,8 @@ class Runner:
     """Runs one graph.
 
     Attributes:
-        graph: it.
-        captured: names that are fed beside its inputs, as they come from graphs around it.
+        graph: the graph.
+        captured: names that are fed besides its inputs, because they come from graphs around it.
         traced: how often a graph was traced, and the seconds it took.
     """
 
@@ -134,11 +134,11 @@ class Runner:
         self.traced = (0, 0.0)
         self._roots: Final[OrderedDict[Any, Stage]] = OrderedDict()
         self._kept: Final = Lock()
-        self._lock: Final = RLock()  # while a graph is traced; runs along known ways do not wait for it
+        self._lock: Final = RLock()  # held while a graph is traced; runs along known branches do not wait for it
 
     @property
     def stages(self) -> list[Stage]:
-        """The first stage of each combination of shapes that is known, the one used last behind the others."""
+        """The first stage of each known combination of shapes, the least recently used one first."""
         return list(self._roots.values())
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Runner:
             return known
 
     def _used(self, key: Any) -> Stage | None:
-        """The first stage that is known, which is then the one used last."""
+        """The known first stage for a key, marked as the most recently used one; else ``None``."""
         with self._kept:
             known = self._roots.get(key)
             if known is not None:
@@ -202,7 +202,7 @@ class Runner:
             return known
 
     def _extend(self, feeds: Mapping[str, Any], stage: Stage, done: list[tuple[dict[str, Array], Any]]) -> Stage:
-        """The stage behind ``stage`` for what was found last."""
+        """The stage that follows ``stage`` for the value that was found last; traced if it is not known."""
         with self._lock:
             key = key_of(done[-1][1], stage.by_value)
             if key not in stage.branches:

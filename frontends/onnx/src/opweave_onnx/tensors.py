@@ -1,4 +1,4 @@
-"""`Arrays`: the tensors of an ONNX file as NumPy arrays, without copies, their sizes checked before they are used."""
+"""`Arrays`: the tensors of an ONNX file as NumPy arrays, whose sizes are checked before they are used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 BITS: Final = {
     TensorProto.UINT4: 4, TensorProto.INT4: 4, TensorProto.FLOAT4E2M1: 4, TensorProto.UINT2: 2, TensorProto.INT2: 2,
 }  # fmt: skip
-"""Types of which one byte holds several elements."""
+"""Bits of an element, for types of which one byte holds several elements."""
 LARGEST: Final = 1 << 62
 
 
@@ -56,7 +56,7 @@ class Arrays:
 
     Attributes:
         where: the file, for messages.
-        folder: the folder in which external data must lie; ``None``: a model without a file, which has none.
+        folder: the folder in which external data must be; ``None`` for a model that was not loaded from a file.
     """
 
     def __init__(self, where: str, folder: Path | None) -> None:

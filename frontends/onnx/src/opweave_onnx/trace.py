@@ -1,8 +1,8 @@
-"""`Trace`: walks over the nodes of a graph and builds opweave's.
+"""`Trace`: builds the nodes of opweave for the nodes of an ONNX graph, one after the other.
 
-While a graph is traced, a name stands for a NumPy array, if its value is known (constants, and what follows from them
-and from shapes); for a `Tensor`; for a list of these, a sequence; or for ``None``, an optional value that is not there.
-What depends on known values only is computed at once.
+While a graph is traced, the value of a name is a NumPy array if it is known (constants, and values computed from them
+and from shapes); a `Tensor`; a list of these, for a sequence; or ``None``, for an optional value that is missing.
+Results that depend on known values only are computed at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLAIN_ERRORS: Final = (BoundsError, DTypeError, FormatError, LayoutError, Schedu
 
 
 class _Cut(Exception):
-    """The trace ends here for now: the host has to look at a value first."""
+    """Raised where a trace needs a value that is not known yet; ``stage`` computes it."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -48,9 +48,9 @@ class Frame:
     """The values of one graph by name.
 
     Attributes:
-        graph: it.
+        graph: the graph.
         values: name -> value.
-        position: of the node that is being built.
+        position: index of the node that is being built.
         around: the frame of the graph around it; ``None`` for the outermost, and for the body of a function.
     """
 
@@ -67,11 +67,11 @@ class Frame:
 
 
 class Call:
-    """One node while it is built: what a builder asks for beside its inputs.
+    """A node while it is built, passed to the builder besides the inputs.
 
     Attributes:
-        node: it.
-        trace: the trace.
+        node: the node.
+        trace: the trace that builds it.
     """
 
     __slots__ = ("node", "trace")
@@ -81,7 +81,7 @@ class Call:
 
     @property
     def version(self) -> int:
-        """Of the operator set."""
+        """The version of the operator set."""
         return self.node.version
 
     def has(self, name: str) -> bool:
@@ -89,10 +89,10 @@ class Call:
         return name in self.node.attributes
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute of the type of its default.
+        """An attribute, or ``default`` if it is not given.
 
         Raises:
-            FormatError: it is of another type.
+            FormatError: it is not of the type of ``default``.
         """
         value = self.node.attributes.get(name, default)
         if default is not None and type(value) is not type(default):
@@ -100,11 +100,12 @@ class Call:
         return value
 
     def wants(self, output: int) -> bool:
-        """Whether the output at this place is there."""
+        """Whether the node has an output with this index."""
         return output < len(self.node.outputs) and bool(self.node.outputs[output])
 
     def known(self, value: Any) -> Array:
-        """The value itself; of a tensor the trace is cut, if need be, and goes on for the value that is found."""
+        """The array of a value. For a tensor whose value is not known the trace is cut: the host reads the value, and
+        the trace continues for it."""
         return self.trace.known(value)
 
     def integers(self, value: Any) -> tuple[int, ...]:
@@ -112,8 +113,9 @@ class Call:
         return tuple([int(v) for v in self.known(value).reshape(-1)])
 
     def found(self, function: Callable[..., Any], *sources: Any) -> Any:
-        """What a function of arrays returns, whose shape depends on their values: an array or a list of arrays. The
-        trace is cut and goes on for the shapes that are found."""
+        """The result of a function of arrays, an array or a list of arrays, whose shapes depend on the values of the
+        arrays. If these are not known, the trace is cut: the host calls the function, and the trace continues for the
+        shapes of its result."""
         return self.trace.found(function, sources)
 
     def tensor(self, value: Any) -> Tensor:
@@ -121,7 +123,7 @@ class Call:
         return self.trace.tensor(value)
 
     def inline(self, graph: Graph, *inputs: Any) -> list[Any]:
-        """The values of the outputs of a graph of this node, whose nodes are built as if they stood here."""
+        """The outputs of a graph in an attribute of this node, whose nodes are built in place of it."""
         return self.trace.inline(graph, inputs, self.trace.frame)
 
     def refuse(self, why: str) -> UnsupportedOpError:
@@ -133,8 +135,8 @@ class Trace:
     """Traces a graph for feeds of certain shapes.
 
     Args:
-        feeds: only their shapes and types count.
-        done: for each cut that was reached before, what was computed there, and what the host found.
+        feeds: only their shapes and types matter.
+        done: for each cut that was reached before, the results of its program, and the result of the host's function.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class Trace:
         self.frame = Frame(graph, {name: self._fed(name, value) for name, value in feeds.items()}, None)
 
     def stage(self) -> Stage:
-        """The first stage that ``done`` does not tell of."""
+        """The stage that follows the cuts in ``done``."""
         try:
             self._run(self.frame)
             results = {value.name: self.frame[value.name] for value in self.graph.outputs}
@@ -210,7 +212,7 @@ class Trace:
         results = results_of(operator.build(Call(node, self), *tensors))
         if not known:
             return results
-        # What is made of weights replaces them, unless it is larger; a view of one stays a view.
+        # Results computed from weights replace them, unless they are larger; a large view of a weight stays a view.
         small = max(FOLDED, sum([t.nbytes for t in tensors if t is not None]))
         made = [r for r in results if isinstance(r, Tensor)]
         if sum([r.nbytes for r in made]) > small or any(r.is_view and r.nbytes > FOLDED for r in made):
@@ -227,13 +229,13 @@ class Trace:
         given = [*inputs, *[None] * (len(graph.inputs) - len(inputs))]
         frame = Frame(graph, {v.name: value for v, value in zip(graph.inputs, given, strict=True)}, around)
         self._run(frame)
-        # Of a function's results those that nobody wants need not be computed.
+        # Results of a function that are not used need not be computed.
         return [frame.values.get(v.name) if around is None else frame[v.name] for v in graph.outputs]
 
     # --- values -----------------------------------------------------------------------------------------------------
 
     def tensor(self, value: Any) -> Tensor:
-        """A value as a tensor. Raises `DTypeError` for a sequence, and for what is not there."""
+        """A value as a tensor. Raises `DTypeError` for a sequence, and for a value that is missing."""
         if isinstance(value, Tensor):
             return value
         if not isinstance(value, np.ndarray):
@@ -284,7 +286,8 @@ class Trace:
         return found if by_value else self._fed(label, found)
 
     def _source(self, value: Any, wanted: dict[str, Tensor], name: str) -> Any:
-        """What stands for a value outside of the trace; enters in ``wanted`` what has to be computed for it."""
+        """A value as `Stage` refers to it: an array, a `Name`, or a list of these. Tensors that have to be computed are
+        added to ``wanted``."""
         if isinstance(value, list):
             return [self._source(v, wanted, f"{name}.{i}") for i, v in enumerate(value)]
         if not isinstance(value, Tensor):
@@ -312,10 +315,10 @@ class Trace:
 
 
 def results_of(results: Any) -> Sequence[Any]:
-    """The results of a builder: several in a tuple, one, which may be a list (a sequence), or none."""
+    """The results of a builder as a sequence: a tuple as it is; anything else, also a list, is one result."""
     return results if isinstance(results, tuple) else (results,)
 
 
 def scoped(name: str) -> str:
-    """A name as `opweave.scope` takes it."""
+    """The name of a node as `opweave.scope` takes it: without empty parts."""
     return "/".join([part for part in name.split("/") if part]) or "node"

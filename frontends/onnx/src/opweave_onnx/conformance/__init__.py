@@ -1,4 +1,4 @@
-"""ONNX's own tests of backends, run on opweave: the class that they ask for, and a scoreboard."""
+"""ONNX's own tests of backends, run on opweave: the class that they require, and a scoreboard."""
 
 from opweave_onnx.conformance.backend import Backend, Prepared
 

@@ -1,5 +1,5 @@
-"""`Backend`: what ``onnx.backend.test`` asks for. Where it runs says the variable ``OPWEAVE_ONNX_DEVICES``, by default
-``cpu,host``."""
+"""`Backend`: the class that ``onnx.backend.test`` requires. The environment variable ``OPWEAVE_ONNX_DEVICES`` names the
+devices on which it runs models, by default ``cpu,host``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Prepared(BackendRep):  # type: ignore[misc]
     """A model that is ready to run.
 
     Attributes:
-        model: it.
+        model: the loaded model.
     """
 
     def __init__(self, model: Model) -> None:
@@ -45,5 +45,5 @@ class Backend(OnnxBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Only the name of the host's processor is known."""
+        """Whether ONNX's tests may ask for a kind of device: only ``"CPU"``."""
         return device == "CPU"

@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a test: ``"passed"``, ``"refused"`` or ``"wrong"``, and why."""
+    """The result of a test: ``"passed"``, ``"refused"`` or ``"wrong"``, and the reason."""
 
     case: Case
     state: str
@@ -55,7 +55,7 @@ class Result(NamedTuple):
 
 @lru_cache(8)
 def cases(kind: str = "node") -> tuple[Case, ...]:
-    """All tests of a kind whose files are there."""
+    """All tests of a kind whose files are installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tuple(_cases(kind))
@@ -92,7 +92,8 @@ def _read(folder: Path, name: str, value: onnx.ValueInfoProto) -> Any:
 
 
 class Spread(ow.Scheduler):
-    """Lets every second node run on the second device, wherever that supports it, so that values pass to and fro."""
+    """Runs every second node on the second device, where that supports it, so that values are copied between
+    devices."""
 
     def build(self, outputs: Any, *args: Any, **options: Any) -> Any:
         """A program whose nodes are pinned."""

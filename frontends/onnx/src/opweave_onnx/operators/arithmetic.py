@@ -21,7 +21,8 @@ from opweave_onnx.trace import Call
 PLAIN: Final = {row.onnx: row.op for row in ONNX_OPERATORS if not (row.attributes or row.fixed or row.where)}
 """Operators that are one operation, with the same inputs and no attributes."""
 SPECIAL: Final = {"MatMul", "Mul", "Div", "Pow", "Min", "Max", "Where", "HardSwish", "Log", "Softplus"}
-"""Of these: operators that other types, or more inputs, make more than that."""
+"""Operators of `PLAIN` that take further types or numbers of inputs, and therefore have builders of their own here or
+in other modules."""
 
 
 def _plain(name: str) -> Callable[..., Tensor]:
@@ -81,7 +82,7 @@ def _div(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 
 def on_one_shape(operation: HostOperation, *operands: Tensor, dtype: Any = None, **attrs: Any) -> Tensor:
-    """A node of operands that are broadcast to one shape; of the dtype of the first one, or of another."""
+    """A node of operands broadcast to one shape; the result has the dtype of the first one, or ``dtype``."""
     shape = np.broadcast_shapes(*[x.shape for x in operands])
     wide = [x if x.shape == shape else ow.broadcast_to(x, shape) for x in operands]
     return operation(*wide, shape=shape, dtype=dtype or operands[0].dtype, **attrs)
@@ -100,7 +101,7 @@ def _fmod(a: Array, b: Array) -> Array:
 
 
 def _computable(*arrays: Array) -> tuple[Array, ...]:
-    """NumPy computes neither with bf16 nor with narrower types: as f32."""
+    """Arrays of bf16 and of types of 8 bits or less, in which NumPy does not compute, as f32; others as they are."""
     return tuple([x if x.dtype.kind in "biuf" else x.astype(np.float32) for x in arrays])
 
 

@@ -1,5 +1,5 @@
-"""Attention and rotary embedding of the domain com.microsoft, and weights of few bits. Those of the standard domain are
-built by the bodies that the standard gives."""
+"""Attention and rotary embedding of the domain com.microsoft, and weights of few bits. The operators of the standard
+domain are built by the bodies that the standard defines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _attention(
 
 
 def _hidden(call: Call, mask: Tensor | None, batch: int, q: Tensor, k: Tensor) -> Tensor | None:
-    """A mask of 1 and 0 for the keys as one that is added to scores."""
+    """A mask for the keys, of 1 and 0 or of the lengths of sequences, as a mask that is added to scores."""
     if mask is None:
         return None
     if mask.ndim == 1:
@@ -132,7 +132,8 @@ def _group_query_attention(
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """(batch, heads, tokens, size) turned by angles whose cosines and sines have shape (tokens, size / 2)."""
+    """``x`` (batch, heads, tokens, size) rotated by the angles whose cosines and sines are given, shape (..., tokens,
+    n / 2); elements from n on stay as they are."""
     n = 2 * cos.shape[-1]
     part, rest = x[..., :n], x[..., n:]
     a, b = (part[..., ::2], part[..., 1::2]) if interleaved else (part[..., : n // 2], part[..., n // 2 :])

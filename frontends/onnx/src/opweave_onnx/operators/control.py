@@ -1,5 +1,5 @@
-"""Control flow. A condition that is known chooses a graph, whose nodes are built in place; of one that is computed, the
-host looks first. Loops of few iterations are unrolled; others run a program for their body again and again."""
+"""Control flow. A condition selects a graph, whose nodes are built in place; a condition that is computed is read by
+the host first. Loops of few iterations are unrolled; others run a program for their body in each iteration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opweave_onnx.operators.table import operator
 from opweave_onnx.trace import Call
 
 UNROLLED: Final = 16
-"""Iterations of a loop, up to which they are built one behind the other."""
+"""Loops of up to so many iterations are built as nodes, one iteration after the other."""
 ENDLESS: Final = np.iinfo(np.int64).max
 
 

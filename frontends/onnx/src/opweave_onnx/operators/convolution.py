@@ -85,11 +85,11 @@ def _conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None
 
 
 def _full_transpose(x: Tensor, w: Tensor, strides: Any, dilations: Any, groups: int) -> Tensor:
-    """Without cutting off anything."""
+    """The transposed convolution without padding."""
     rank = x.ndim - 2
     if rank in TRANSPOSED:
         return TRANSPOSED[rank](x, w, None, strides, 0, 0, groups, dilations)
-    # Zeros between the elements, then a convolution with the kernel turned around.
+    # Zeros between the elements, then a convolution with the flipped kernel.
     for axis, step in enumerate(strides, 2):
         if step > 1:
             n = x.shape[axis]
@@ -106,7 +106,7 @@ def _full_transpose(x: Tensor, w: Tensor, strides: Any, dilations: Any, groups: 
     return CONVOLUTIONS[rank](x, v, None, 1, padding, dilations, groups)
 
 
-# --- windows that overlap, and such that move -----------------------------------------------------------------------
+# --- columns, and windows with offsets ------------------------------------------------------------------------------
 
 
 @operator("Col2Im")
@@ -129,7 +129,7 @@ def _deform_conv(
     x: Array, w: Array, offset: Array, bias: Array, mask: Array, *, strides: Any, dilations: Any, before: Any,
     groups: int, offset_groups: int,
 ) -> Array:  # fmt: skip
-    """A convolution whose windows take their elements, by bilinear interpolation, at places moved by an offset."""
+    """A convolution whose windows take their elements at positions moved by offsets, by bilinear interpolation."""
     n, channels, _height, _width = x.shape
     outputs, _, kh, kw = w.shape
     oh, ow_ = offset.shape[2:]

@@ -77,7 +77,7 @@ def _random(call: Call, like: Any = None) -> Tensor:
 
 
 def seed_of(call: Call) -> int:
-    """The seed of a node's random numbers: that of the attribute, or one that its name gives."""
+    """The seed of a node's random numbers: from its attribute, else computed from its name."""
     seed = call.node.attributes.get("seed")
     if isinstance(seed, (int, float)):
         return int(abs(seed) * 1000003) & 0x7FFFFFFF

@@ -87,7 +87,8 @@ def _roi_align(
 
 
 def _interpolated(image: Array, y: Array, x: Array, height: int, width: int, mode: str) -> Array:
-    """Samples at all pairs of places; of ``max`` the largest of the four parts."""
+    """Samples at all pairs of positions by bilinear interpolation; with ``max`` the largest of the four weighted
+    neighbours instead of their sum."""
     outside = ((y < -1) | (y > height))[:, None] | ((x < -1) | (x > width))[None, :]
     rows, columns = np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)
     top, left = rows.astype(int), columns.astype(int)
@@ -119,7 +120,8 @@ def _aligned(
     call: Call, x: Tensor, rois: Tensor, images: Tensor, size: tuple[int, int], ratio: int, scale: float, mode: str,
     half_pixel: bool,
 ) -> Tensor:  # fmt: skip
-    """As `_roi_align` where the number of samples does not follow from the sizes of the regions."""
+    """`_roi_align` built from operations that devices have, for a number of samples that does not depend on the sizes
+    of the regions."""
     dtype = x.dtype
     wide = dtype if dtype.itemsize >= 4 else f32
     corners = rois.astype(wide) * scale - (0.5 if half_pixel else 0.0)

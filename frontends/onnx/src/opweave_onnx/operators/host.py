@@ -1,5 +1,5 @@
-"""`host_operation`: operations of ONNX that opweave's core does not have, defined by NumPy. The device ``host`` runs
-them; others may bring kernels for them, by name, as for every operation."""
+"""`host_operation`: operations of ONNX that opweave's core does not have, defined in NumPy. The device ``host`` runs
+them; backends may have kernels for them, by name, as for every operation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["HostOperation", "host_operation"]
 
 
 class HostOperation:
-    """Builds nodes of an operation that a NumPy function defines.
+    """An operation that a NumPy function defines; calling it builds a node.
 
     Attributes:
-        definition: of the operation.
+        definition: the definition of the operation, ``onnx.NAME``.
     """
 
     def __init__(self, name: str, function: Callable[..., Array]) -> None:
@@ -38,5 +38,5 @@ class HostOperation:
 
 
 def host_operation(name: str) -> Callable[[Callable[..., Array]], HostOperation]:
-    """Decorator: makes the builder of the operation ``onnx.NAME`` of a function of arrays and attributes."""
+    """Decorator: defines the operation ``onnx.NAME`` by a function of arrays and attributes."""
     return lambda function: HostOperation(name, function)

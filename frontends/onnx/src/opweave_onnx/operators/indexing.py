@@ -1,4 +1,4 @@
-"""Elements that indices name."""
+"""Reading elements by index."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def last_axis_parts(call: Call, ids: Tensor) -> list[Tensor]:
 def flat_place(
     call: Call, parts: Sequence[Tensor], lengths: Sequence[int], stride: int = 1, first: Array | None = None
 ) -> Tensor:
-    """The index, i64, in the flattened form of axes of an index along each; computed at once where all are known.
+    """Indices along several axes as one index, i64, along the flattened axes; computed at once where all are known.
 
     Args:
         parts: indices along each axis, of one shape; negative ones count from the end.
         lengths: of the axes.
-        stride: from one element to the next in what is flattened.
-        first: is added.
+        stride: the distance of neighbours along the flattened axes; the result is multiplied by it.
+        first: added to the result.
 
     Raises:
         BoundsError: known indices that are outside.
@@ -91,7 +91,7 @@ def flat_place(
     return place if any(session.array(p) is None for p in parts) else call.tensor(fold(place, session.array))
 
 
-# --- how many there are depends on values ---------------------------------------------------------------------------
+# --- results whose shapes depend on values --------------------------------------------------------------------------
 
 
 @operator("NonZero", raw=True)

@@ -80,7 +80,7 @@ def _einsum(call: Call, *inputs: Tensor) -> Tensor:
 
 
 def einsum(equation: str, inputs: Any) -> Tensor:
-    """NumPy's ``einsum`` by transposes and products.
+    """NumPy's ``einsum``, built from transposes and products.
 
     Raises:
         ShapeError: an equation that does not fit.
@@ -111,7 +111,7 @@ def einsum(equation: str, inputs: Any) -> Tensor:
 
 
 def _unrepeated(x: Tensor, term: str) -> tuple[Tensor, str]:
-    """An operand in whose term each letter stands once: of two equal axes the diagonal."""
+    """An operand and its term with each letter once: the diagonal of axes that have the same letter."""
     if len(term) != x.ndim:
         raise ShapeError(f"the term {term!r} does not name the axes of {x.describe()}")
     for letter in dict.fromkeys(term):
@@ -155,14 +155,14 @@ def _spread(x: Tensor, term: str, sizes: Any) -> Tensor:
 
 
 EXACT: Final = 1 << 24
-"""Up to this number f32 holds every integer, whatever the order in which it is summed up."""
+"""f32 represents every integer up to this number, so sums that do not exceed it are exact in any order."""
 
 
 def integer_product(call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-    """The product of quantized integers of a byte or less, i32, each minus its zero point: of one number, or one for
-    each row of ``a``, column of ``b``.
+    """The product of integers of 8 bits or less, i32, each minus its zero point: one number, or one for each row of
+    ``a`` or column of ``b``.
 
-    Computed exactly in f32: over so much of the inner axis at a time that no sum exceeds `EXACT`.
+    It is computed exactly in f32, in parts of the inner axis that are so short that no sum exceeds `EXACT`.
     """
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ShapeError(f"{a.describe()} and {b.describe()} do not multiply")
@@ -183,8 +183,8 @@ def integer_product(call: Call, a: Tensor, b: Tensor, a_zero: Tensor | None, b_z
 
 
 def _moved(call: Call, x: Tensor, zero: Tensor | None) -> tuple[Tensor, int]:
-    """Integers minus their zero points as f32, and the largest size that they can have. Of known ones both are computed
-    once for a model."""
+    """Integers minus their zero points as f32, and the largest magnitude that they can have. For known integers the
+    difference is computed once for a model."""
     array = call.trace.session.array
     known, shift = array(x), None if zero is None else array(zero.root)
     if known is not None and (zero is None or shift is not None):

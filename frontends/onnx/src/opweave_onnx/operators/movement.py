@@ -1,4 +1,4 @@
-"""Shapes, and where elements lie."""
+"""Shapes, and moving elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def axis_of(x: Any, axis: int, rank: int | None = None) -> int:
 
 
 def axes_of(call: Call, x: Any, given: Any, rank: int | None = None) -> tuple[int, ...] | None:
-    """The axes that an attribute, or since some version an input, names; ``None`` if neither is given."""
+    """The axes that an input or, in older versions, the attribute ``axes`` names; ``None`` if neither is given."""
     values = call.node.attributes.get("axes") if given is None else call.integers(given)
     return None if values is None else tuple([axis_of(x, int(a), rank) for a in values])
 
@@ -37,7 +37,7 @@ def flat_from(x: Tensor, axis: int) -> Tensor:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Of an array or a tensor."""
+    """The shape of an array or a tensor."""
     return tuple(value.shape)
 
 
@@ -119,7 +119,7 @@ def _slice(
     by = (1,) * len(first) if steps is None else call.integers(steps)
     for axis, start, end, step in zip(at, first, last, by, strict=True):
         n = x.shape[axis]
-        if step < 0:  # the elements in their order, then turned around
+        if step < 0:  # the elements in ascending order, then flipped
             places = range(n)[start if start >= -n else -n - 1 : end if end >= -n else None : step]
             if not len(places):
                 x = x[tuple([slice(0, 0) if i == axis else slice(None) for i in range(x.ndim)])]

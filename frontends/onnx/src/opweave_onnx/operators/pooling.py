@@ -46,7 +46,7 @@ def _max_pool(call: Call, x: Tensor) -> Any:
 
 
 def _flat_places(x: Tensor, windows: Windows, by_column: bool) -> dict[tuple[int, ...], Array]:
-    """For each element of a window its place in the flattened operand, of all windows."""
+    """For each element of the kernel the flat indices of this element in all windows."""
     lengths = x.shape[2:]
     result = {}
     planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(lengths)) * prod(lengths)
@@ -77,7 +77,7 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
 
 
 def _counts(x: Tensor, windows: Windows, with_pads: bool) -> Array:
-    """How many elements of each window count."""
+    """How many elements of each window the mean counts."""
     result = np.ones((), np.int64)
     w = windows
     for i, n in enumerate(x.shape[2:]):

@@ -21,20 +21,20 @@ __all__ = ["zeroed"]
 
 
 def zeroed(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
-    """Quantized integers minus their zero point, as i32: one, or one for each place along an axis."""
+    """Quantized integers minus their zero point, as i32: one number, or one for each index along an axis."""
     y = x.astype("i32")
     return y if zero is None else y - _along(zero.astype("i32"), x, axis)
 
 
 def _along(v: Tensor, x: Tensor, axis: int) -> Tensor:
-    """One number, or one for each place along an axis, as it broadcasts."""
+    """One number, or one for each index along an axis, in a shape that broadcasts to ``x``."""
     if v.size == 1:
         return ow.reshape(v, ())
     return ow.reshape(v, [v.shape[0] if i == axis else 1 for i in range(x.ndim)])
 
 
 def _spread(call: Call, v: Tensor | None, x: Tensor, axis: int) -> Tensor | None:
-    """Scales or zero points as they broadcast: of blocks along an axis each repeated."""
+    """Scales or zero points in a shape that broadcasts to ``x``; those of blocks along an axis are repeated."""
     if v is None:
         return None
     block = call.get("block_size", 0)
@@ -79,7 +79,7 @@ def _quantize(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
 
 
 def rounded(ratio: Tensor, zero: Tensor | None, to: DType, saturate: bool = True) -> Tensor:
-    """Rounded, moved by the zero point, and limited to what the type holds."""
+    """``ratio`` rounded, plus the zero point, clamped to the range of the type ``to`` and converted to it."""
     if not to.is_integer:
         return converted(ratio if zero is None else ratio + zero, to, saturate)
     whole = ow.round(ratio)
@@ -99,7 +99,8 @@ def _dynamic_quantize(call: Call, x: Tensor) -> Any:
 
 
 def in_bytes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Floats in 256 equal steps between their smallest and largest one, zero included; scale, and the value of zero."""
+    """Floats rounded to 256 equal steps over a range that contains them and 0, as floats from 0 to 255; the scale; and
+    the zero point, also a float."""
     low, high = ow.minimum(ow.min(x), 0.0), ow.maximum(ow.max(x), 0.0)
     scale = (high - low) / 255.0
     scale = ow.where(scale > 0.0, scale, ow.constant(1, x.dtype))  # of zeros alone, as ONNX Runtime does

@@ -1,4 +1,4 @@
-"""Recurrent networks, one step after the other."""
+"""Recurrent networks."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ STEPS: Final = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
 UNROLLED: Final = 64
-"""Steps up to which a network is built one behind the other, as a part of the graph around it."""
+"""Networks of up to so many steps are built as nodes of the graph around them."""
 AT_ONCE: Final = 32
-"""Steps of longer networks that are one program, which is run again for the next ones."""
+"""Steps of longer networks in one program, which is run several times."""
 
 
 def _stacked(rows: Sequence[Tensor], axis: int) -> Tensor:
@@ -129,12 +129,12 @@ class _Direction(NamedTuple):
     def steps(
         self, call: Call, inputs: Sequence[Tensor], state: Tensor, cell: Tensor, there: Sequence[Tensor] | None
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The results of steps, one behind the other, and state and cell behind them.
+        """The results of the steps in order, and state and cell after them.
 
         Args:
-            inputs: of each step, the gates without what comes of the state: (batch, gates).
-            there: for each step whether the sequences still go on, (batch, 1); those that do not keep their state, and
-                give zeros. ``None``: all do.
+            inputs: for each step the gates without the part that depends on the state: (batch, gates).
+            there: for each step whether the sequences have not ended, (batch, 1). A sequence that has ended keeps its
+                state, and its results are zeros. ``None``: none ends.
         """
         results = []
         step, zero = STEPS[_kind(call)], ow.constant(0, state.dtype)
@@ -192,8 +192,8 @@ def _quantized(
     call: Call, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, lengths: Tensor | None, h: Tensor | None,
     c: Tensor | None, peepholes: Tensor | None, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor, r_zero: Tensor,
 ) -> Any:  # fmt: skip
-    """Weights of 8 bits, (directions, inputs, gates); inputs and states are rounded to 8 bits where products read them.
-    The products are those of the integers, times both scales."""
+    """An LSTM with weights of 8 bits, (directions, inputs, gates). Inputs and states are rounded to 8 bits before they
+    are multiplied. The products are those of the integers, times both scales."""
 
     def weights(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         found = [call.trace.session.array(v) for v in (values, scale, zero)]
@@ -224,7 +224,7 @@ def _unrolled(
     call: Call, directions: Sequence[_Direction], inputs: Sequence[Tensor], states: Sequence[Tensor],
     cells: Sequence[Tensor], lengths: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """All steps as parts of the graph."""
+    """All steps as nodes of the graph."""
     lasting, finals, last_cells = [], [], []
     for direction, each, state, cell in zip(directions, inputs, states, cells, strict=True):
         order = range(each.shape[0])[:: -1 if direction.backwards else 1]
@@ -242,7 +242,7 @@ def _run_again(
     call: Call, directions: Sequence[_Direction], inputs: Sequence[Tensor], states: Sequence[Tensor],
     cells: Sequence[Tensor], lengths: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """A program for some steps, run again and again."""
+    """A program for `AT_ONCE` steps, which the host runs as often as needed."""
     n, masked = len(directions), lengths is not None
     steps, batch, gates = inputs[0].shape
     dtype, session = inputs[0].dtype, call.trace.session

@@ -52,7 +52,7 @@ EMPTY: Final[dict[str, Callable[[Tensor], Any]]] = {
     "ReduceMin": lambda x: np.inf if x.dtype.is_float else _limits(x).max,
     "ReduceLogSumExp": lambda x: -np.inf,
 }
-"""Of no elements: what reductions give that opweave refuses there."""
+"""The results of empty reductions, for operators whose operation in opweave refuses empty operands."""
 
 
 @operator(*REDUCTIONS)
@@ -61,7 +61,7 @@ def _reduce(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     keep = bool(call.get("keepdims", 1))
     if not at:
         if call.get("noop_with_empty_axes", 0):
-            # The elements are reduced one by one, along no axis.
+            # Reduction along no axis: each element is reduced by itself.
             return _elements(call.node.op, x).astype(x.dtype)
         at = tuple(range(x.ndim))
     if not at:
@@ -95,7 +95,7 @@ def _arg(call: Call, x: Tensor) -> Tensor:
     if call.node.op == "ArgMin":
         if y.dtype.is_float:
             y = ow.neg(y)
-        else:  # the complement turns the order of integers around without leaving their type
+        else:  # the complement reverses the order of integers within their type
             y = ow.sub(ow.constant(np.iinfo(y.dtype.numpy).max if y.dtype.kind == "u" else -1, y.dtype), y)
     found = ow.argmax(y, axis, keep)
     return ow.sub(ow.constant(x.shape[axis] - 1, "i64"), found) if call.get("select_last_index", 0) else found

@@ -20,9 +20,9 @@ class Axis(NamedTuple):
     """How one axis is resampled.
 
     Attributes:
-        length, size: before and behind.
-        scale: how many times longer it gets.
-        region: its start and end, as shares of the length, for ``tf_crop_and_resize``.
+        length, size: of the axis before and after.
+        scale: the factor by which the axis is resampled.
+        region: start and end of the part that is resampled, as fractions of the length, for ``tf_crop_and_resize``.
     """
 
     length: int
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
     region: tuple[float, float] = (0.0, 1.0)
 
     def places(self, mode: str) -> Array:
-        """Where the samples lie, in elements."""
+        """The coordinates of the samples; element i has the coordinate i. Raises `ShapeError` for an unknown mode."""
         i = np.arange(self.size, dtype=np.float64)
         n, scale = self.length, self.scale
         match mode:
@@ -72,7 +72,7 @@ def _nearest(places: Array, mode: str) -> Array:
 
 
 def _kernel(distance: Array, mode: str, a: float) -> Array:
-    """How much an element counts by its distance."""
+    """The weight of an element at a distance from a sample; ``a`` is the parameter of Keys's cubic kernel."""
     d = np.abs(distance)
     if mode == "linear":
         return np.asarray(np.maximum(1 - d, 0))

@@ -1,4 +1,4 @@
-"""Samples of images at places that other tensors tell, by interpolation between the elements around them."""
+"""Samples of images at positions that tensors contain, by interpolation between the elements around them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["channels_first", "gathered"]
 
 
 def gathered(x: Tensor, batch: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """Elements of images: shape of a place + (channels,). Places that are outside are moved to the border.
+    """Elements of images, shape places[0].shape + (channels,). Indices outside of an image are moved to its border.
 
     Args:
-        x: (n, channels, ...).
-        batch: i32, the number of the image, which broadcasts to the places.
-        places: for each axis of an image the index, a float without fraction; all of one shape.
+        x: shape (n, channels, ...).
+        batch: i32, the number of the image; broadcasts to the places.
+        places: for each axis of an image the indices, whole numbers of a float type; all of one shape.
     """
     lengths = x.shape[2:]
     rows = ow.reshape(ow.transpose(x, (0, *range(2, x.ndim), 1)), (x.shape[0] * prod(lengths), x.shape[1]))
@@ -37,12 +37,12 @@ def gathered(x: Tensor, batch: Tensor, places: Sequence[Tensor]) -> Tensor:
 
 
 def channels_first(x: Tensor) -> Tensor:
-    """The last axis behind the first one."""
+    """``x`` with its last axis moved behind the first one."""
     return ow.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
 def _inside(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """1.0 where all indices are within an image, with a last axis of 1, else 0.0."""
+    """1.0 where all indices are within an image, else 0.0; with a last axis of length 1."""
     found: Any = None
     for place, n in zip(places, lengths, strict=True):
         here = ow.minimum(ow.less_equal(0.0, place), ow.less(place, float(n)))
@@ -56,7 +56,7 @@ _CUBIC = -0.75
 
 
 def _parts(fraction: Tensor, mode: str) -> list[Tensor]:
-    """How much each of the elements around a place counts, by its distance from the one before it: two for ``linear``,
+    """The weights of the elements around a position, given its distance from the element before it: two for ``linear``,
     four for ``cubic`` (R. Keys, "Cubic convolution interpolation for digital image processing", 1981)."""
     if mode == "linear":
         return [1.0 - fraction, fraction]
@@ -73,7 +73,7 @@ def _parts(fraction: Tensor, mode: str) -> list[Tensor]:
 
 
 def _padded(place: Tensor, n: int, mode: str, align_corners: bool) -> Tensor:
-    """Where a place outside of an axis is taken to be."""
+    """Positions along an axis of length ``n``, with those outside moved into it as the padding mode says."""
     if mode == "border":
         return ow.clamp(place, 0.0, n - 1.0)
     if mode != "reflection":
@@ -88,7 +88,7 @@ def _padded(place: Tensor, n: int, mode: str, align_corners: bool) -> Tensor:
 
 @operator("GridSample")
 def _grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    """Elements of ``x`` at places that a grid tells, from -1 to 1 along each axis."""
+    """Samples of ``x`` at the positions in a grid, whose coordinates go from -1 to 1 along each axis."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(call.get("mode", "linear"), call.get("mode", "linear"))
     padding, corners = call.get("padding_mode", "zeros"), bool(call.get("align_corners", 0))
     if mode not in ("linear", "nearest", "cubic") or padding not in ("zeros", "border", "reflection"):
@@ -109,7 +109,7 @@ def _grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
         if mode == "cubic":
             ids = [ow.round(_padded(p, n, padding, corners)) for p, n in zip(ids, lengths, strict=True)]
         values = gathered(image, batch, ids)
-        # What borders and reflection move lies inside. NaN lies nowhere.
+        # With other padding modes all positions are inside. NaN is inside of no image.
         return ow.where(_inside(ids, lengths), values, 0.0) if padding == "zeros" else values
 
     if mode == "nearest":

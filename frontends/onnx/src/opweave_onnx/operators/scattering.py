@@ -1,7 +1,7 @@
-"""Parts of a tensor replaced, or added to, where indices say.
+"""Replacing parts of a tensor by index, adding to them, and reducing them with others.
 
-Elements or parts are rows of the flattened tensor: `opweave.set_rows` replaces them and `opweave.index_add` adds up.
-What multiplies or compares runs on ``host``.
+Elements or parts are rows of the flattened tensor: `opweave.set_rows` replaces them, and `opweave.index_add` adds to
+them. The other reductions (mul, min, max) run on ``host``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opweave_onnx.trace import Call
 
 @host_operation("scatter_rows")
 def _scatter_rows(x: Array, ids: Array, rows: Array, *, reduction: str) -> Array:
-    """x with the rows that ids name reduced with rows, one after the other."""
+    """x with the rows at ids reduced with the given rows, one after the other."""
     if ids.size and not 0 <= ids.min() <= ids.max() < len(x):
         raise BoundsError(f"indices from {ids.min()} to {ids.max()} for {len(x)} rows")
     result = np.array(x)
@@ -39,7 +39,7 @@ def scattered(x: Tensor, ids: Tensor, rows: Tensor, reduction: str) -> Tensor:
     """``x`` with rows replaced by or reduced with others.
 
     Args:
-        ids: one axis, none negative; of equal ones the last row replaces.
+        ids: one axis, none negative; where an id repeats, the last of its rows stays.
         reduction: ``"none"``, ``"add"``, ``"mul"``, ``"min"`` or ``"max"``.
 
     Raises:
@@ -82,7 +82,7 @@ def _scatter_nd(call: Call, x: Tensor, ids: Tensor, updates: Tensor) -> Tensor:
 
 @operator("TensorScatter")
 def _tensor_scatter(call: Call, past: Tensor, update: Tensor, starts: Tensor | None = None) -> Tensor:
-    """``past`` with ``update`` written along an axis, from a start for each element of the batch."""
+    """``past`` with ``update`` written into it along an axis, from an index for each element of the batch on."""
     axis = axis_of(past, call.get("axis", -2))
     batch, n, m = past.shape[0], past.shape[axis], update.shape[axis]
     first = call.tensor(np.zeros(batch, np.int64)) if starts is None else starts.astype("i64")
@@ -102,7 +102,7 @@ def _tensor_scatter(call: Call, past: Tensor, update: Tensor, starts: Tensor | N
 
 @operator("MaxUnpool")
 def _max_unpool(call: Call, x: Tensor, places: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Zeros, with the elements of ``x`` at the places in the flat result that MaxPool told."""
+    """Zeros with the elements of ``x`` at the flat indices that MaxPool returned."""
     rank = x.ndim - 2
     kernel = call.get("kernel_shape", ())
     strides, pads = call.get("strides", ()) or (1,) * rank, call.get("pads", ()) or (0,) * (2 * rank)

@@ -1,4 +1,4 @@
-"""Sequences: lists of values while a graph is traced."""
+"""Sequences, which are lists of values while a graph is traced, and optional values."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from opweave_onnx.tensors import Array, dtype_of
 from opweave_onnx.trace import Call
 
 MATRIX: Final = 1 << 20
-"""Elements of a matrix up to which a forward transform is a product with it, which all devices have. Longer and inverse
-ones are fast transforms on the host."""
+"""A forward transform whose matrix has up to so many elements is a product with it, which devices run. Longer and
+inverse transforms are fast Fourier transforms on the host."""
 
 
 def _transformed(x: Array, *, axis: int, length: int, inverse: bool, onesided: bool) -> Array:
@@ -41,8 +41,8 @@ _dft: Final = HostOperation("dft", _transformed)
 
 
 def _matrix(length_in: int, parts: int, **attrs: Any) -> Array:
-    """The transform, which is linear, as a matrix: what becomes of each element that alone is 1. Its rows are elements
-    and parts of the result."""
+    """The matrix of the transform, which is linear: its columns are the transforms of unit vectors. Rows and columns
+    run over the elements and their real and imaginary parts."""
     units = np.eye(length_in * parts).reshape(-1, length_in, parts)
     return np.ascontiguousarray(_transformed(units, axis=1, **attrs).reshape(length_in * parts, -1).T)
 

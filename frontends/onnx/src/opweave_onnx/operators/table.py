@@ -1,4 +1,4 @@
-"""`OPERATORS`: the builders of ONNX's operators, and how a module enters its own."""
+"""`OPERATORS`: the builders of ONNX's operators, and the decorator that adds one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Operator(NamedTuple):
     """How nodes of an operator are built.
 
     Attributes:
-        build: called with the `Call` and the inputs; those that are left out are ``None``, at the end they are missing.
-            Returns the output, or a tuple of the outputs.
-        raw: inputs are given as they are: arrays where they are known, sequences as lists. Otherwise all are tensors,
-            and what only known ones lead to is computed at once.
+        build: called with the `Call` and the inputs; those that the node leaves out are ``None``, and at the end of the
+            list they are not passed. Returns the output, or a tuple of the outputs.
+        raw: inputs are passed as they are: arrays where they are known, sequences as lists. Otherwise all are passed as
+            tensors, and results that depend on known inputs only are computed at once.
     """
 
     build: Callable[..., Any]

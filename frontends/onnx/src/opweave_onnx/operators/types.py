@@ -39,7 +39,8 @@ def _cast_narrow(x: Array, *, to: DType, saturate: bool, round_mode: str) -> Arr
 
 
 def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
-    """Powers of two: the exponent of a float32, rounded by its fraction."""
+    """Floats rounded to powers of two: the exponent of the f32, plus 1 where ``round_mode`` says so for its
+    fraction."""
     magnitude = np.abs(x.astype(np.float32))
     bits = magnitude.view(np.uint32)
     exponent, fraction = (bits >> 23).astype(np.int64), bits & 0x7FFFFF
@@ -56,7 +57,7 @@ def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
 
 
 def converted(x: Tensor, dtype: Any, saturate: bool = True, round_mode: str = "up") -> Tensor:
-    """``x`` in another type, as ONNX converts."""
+    """``x`` in another type by the rules of ONNX's Cast; ``saturate`` and ``round_mode`` are its attributes."""
     to = as_dtype(dtype)
     if x.dtype is to:
         return x

@@ -1,4 +1,4 @@
-"""Windows of convolutions and pooling: how much is padded, how many there are, and where they lie."""
+"""Windows of convolutions and pooling: their padding, number and elements."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Windows(NamedTuple):
     Attributes:
         kernel, strides, dilations: for each axis.
         before, after: padding of each axis.
-        beyond: how far the last window reaches over the padding.
-        places: how many windows there are.
+        beyond: by how many elements the last window reaches over the padding.
+        places: the number of windows along each axis.
     """
 
     kernel: tuple[int, ...]
@@ -34,6 +34,7 @@ class Windows(NamedTuple):
 
     @property
     def padded(self) -> bool:
+        """Whether any axis is padded, also by ``beyond``."""
         return any(self.before) or any(self.after) or any(self.beyond)
 
     def pad(self, x: Tensor, value: Any) -> Tensor:
@@ -44,7 +45,7 @@ class Windows(NamedTuple):
         return ow.pad(x, ((0, 0), (0, 0), *sides), "constant", value)
 
     def slices(self, padded: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """For each element of a window where it lies, and a view of this element of all windows."""
+        """For each element of the kernel its index, and a view of this element of all windows."""
         for offset in product(*map(range, self.kernel)):
             cut = [
                 slice(o * d, o * d + (n - 1) * s + 1, s)
