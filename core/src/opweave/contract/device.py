@@ -199,6 +199,11 @@ class Device(DeviceHooks):
             return False
         return not all(kind.is_raw for kind in self.buffer_types)
 
+    def keeps_repacked(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the device offers memory that stores one of these tensors in a format of its own."""
+        kinds = [kind for kind in self.buffer_types if not kind.is_raw]
+        return any(kind.why_not(tensor) is None for kind in kinds for tensor in tensors)
+
     def repacks(self, step: Step, whole: Collection[int]) -> dict[int, BufferType]:
         """In which special memory the device would rather read sources of an unbound ``step``: position -> buffer type.
 
@@ -409,7 +414,7 @@ class Device(DeviceHooks):
         If the author's ``_why_not`` raises, the exception is the reason, and the step goes to another device. Sources
         without elements are refused for every device but the host.
         """
-        if self.kind is not Kind.HOST and any(0 in src.shape for src in step.srcs):
+        if self.kind is not Kind.HOST and any([0 in src.shape for src in step.srcs]):
             return "a source has no elements; only the host runs such nodes"
         try:
             why = self._why_not(step)

@@ -241,7 +241,9 @@ class KernelTable:
     def _search(self, step: Step) -> tuple[Kernel | None, list[str]]:
         """The kernel that runs ``step``, and why those before it do not."""
         reasons: list[str] = []
-        candidates = sorted(self.candidates(step.op), key=lambda kernel: -PRECISIONS[kernel.precision])
+        candidates = self.candidates(step.op)
+        if len(candidates) > 1:
+            candidates = sorted(candidates, key=lambda kernel: -PRECISIONS[kernel.precision])
         for kernel in candidates:
             if not is_within(kernel.precision, step.precision):
                 continue
@@ -249,7 +251,7 @@ class KernelTable:
             if why is None:
                 # A caller whose step is supported asks next for the kernel, its scratch memory, and whether it works in
                 # place. Bound steps are not kept: they would keep their memory alive.
-                if all(arg.buffer is None for arg in (step.out, *step.srcs)):
+                if all([arg.buffer is None for arg in (step.out, *step.srcs)]):
                     self._found = step, kernel, None
                 return kernel, reasons
             reasons.append(why)

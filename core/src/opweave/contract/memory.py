@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,24 +84,24 @@ class BufferType:
         """The given name, else that of the device."""
         return self._name or self.device.name
 
-    @property
+    @cached_property
     def is_raw(self) -> bool:
         """Whether tensors are stored as they were uploaded. ``False`` for types that override ``_init``."""
         return type(self)._init is BufferType._init
 
-    @property
+    @cached_property
     def is_host(self) -> bool:
         """Whether the process can read and write tensors there directly."""
         return self.space.host and self.is_raw
 
-    @property
+    @cached_property
     def is_typed(self) -> bool:
         """Whether whole arrays are written and read by the device's ``_put`` and ``_get``."""
         own = type(self)
         plain = own._upload is BufferType._upload and own._download is BufferType._download and self.is_raw
         return plain and self.device.caps.typed
 
-    @property
+    @cached_property
     def can_map(self) -> bool:
         """Whether parts of its buffers can be mapped into host memory; see `mapped`."""
         own = type(self)

@@ -47,6 +47,9 @@ reads; processors then delay these reads (4 KiB aliasing), which costs 2 to 4 % 
 LARGE: Final = 1 << 16
 """Allocations of at least this many bytes are aligned to `PAGE`; for smaller ones that wastes too much memory."""
 
+FEW_BYTES: Final = 1 << 14
+"""Up to this many bytes memoryviews copy, in a quarter of the time that NumPy's call takes; NumPy releases the GIL."""
+
 
 class NumPyMemory(Device):
     """A device whose buffers are NumPy arrays, in a memory space of its own: bytes get in and out by copies only.
@@ -86,12 +89,16 @@ class NumPyMemory(Device):
     def _bind_upload(self, mem: np.ndarray[Any, Any], offset: int, data: memoryview) -> Call:
         if type(self)._upload is not NumPyMemory._upload:
             return super()._bind_upload(mem, offset, data)
-        return _bind_bytes(mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
+        if len(data) <= FEW_BYTES and data.format == "B":
+            return partial(mem.data[offset : offset + len(data)].__setitem__, slice(None), data)
+        return partial(np.copyto, mem[offset : offset + len(data)], np.frombuffer(data, np.uint8))
 
     def _bind_download(self, mem: np.ndarray[Any, Any], offset: int, out: memoryview) -> Call:
         if type(self)._download is not NumPyMemory._download:
             return super()._bind_download(mem, offset, out)
-        return _bind_bytes(np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
+        if len(out) <= FEW_BYTES and out.format == "B":
+            return partial(out.__setitem__, slice(None), mem.data[offset : offset + len(out)])
+        return partial(np.copyto, np.frombuffer(out, np.uint8), mem[offset : offset + len(out)])
 
     def _fill(self, mem: np.ndarray[Any, Any], offset: int, size: int, value: int) -> None:
         mem[offset : offset + size] = value
@@ -118,13 +125,3 @@ class HostMemory(NumPyMemory):
 
     def _unmap(self, mem: np.ndarray[Any, Any], view: memoryview) -> None:
         view.release()
-
-
-FEW_BYTES: Final = 1 << 14
-"""Up to this many bytes memoryviews copy, in a quarter of the time that NumPy's call takes; NumPy releases the GIL."""
-
-
-def _bind_bytes(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> Call:
-    if dst.size > FEW_BYTES:
-        return partial(np.copyto, dst, src)
-    return partial(dst.data.__setitem__, slice(None), src.data)

@@ -192,10 +192,10 @@ def operands(
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
-        storage, offset, dtype, shape, strides = operand
-        known = args[storage]
+        known = args[operand[0]]
         if known is not None and (known[0] is operand or known[0] == operand):
             return known[1]
+        storage, offset, dtype, shape, strides = operand
         offset += offsets[storage]
         buffer = buffers[storage]
         temporary = buffer is not None and arenas[storage] >= 0

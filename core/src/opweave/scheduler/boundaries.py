@@ -58,7 +58,7 @@ class Boundaries:
         region: dict[Tensor, set[int]] = {}
         if not all(map(all, self.reach)):
             for start in self.crossing():
-                if start not in self.seen:
+                if start not in self.seen and self._ties(start, now := self._crosses(start)) < now:
                     region.update(self.group(start))
         return _Region(region, self).solved(self.nodes) if region else {}
 
@@ -125,10 +125,7 @@ class Boundaries:
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
         now, number = self._crosses(start), 0
-        cost = self._ties(start, now)
-        if cost >= now:
-            return {}
-        waiting = [(cost, number, start)]
+        waiting = [(self._ties(start, now), number, start)]
         while waiting and waiting[0][0] < now:
             cost, _, node = heappop(waiting)
             if node in found:
@@ -188,7 +185,7 @@ class Boundaries:
             if target_of.get(root) == at and root not in self.brought and fixed(root):
                 size = source.nbytes
                 kept[root] = min(kept.get(root, size), size)
-        return total + sum(kept.values())
+        return total + sum(kept.values()) if kept else total
 
     def _fixed(self, node: Tensor) -> bool:
         """Whether a node's target was decided and does not change for the sake of fewer bytes."""

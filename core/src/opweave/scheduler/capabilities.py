@@ -155,6 +155,7 @@ def _mark_whole(
     spent = {target.name: 0 for target in repacking}
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
+    asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
     for node in nodes if repacking else ():
         if node.op is None or not node.op.product or node.signature is None:
             continue
@@ -162,18 +163,13 @@ def _mark_whole(
         if not whole:
             continue
         known = signatures.get(node, node.signature)
-        found = known.at(known.precision, known.constant, whole)
-        wanted = []
-        for target in repacking:
-            for i, kind in target.support(found).repacked.items():
-                wanted.append((target, node.srcs[i], kind))
-        if not wanted:
+        answer = asked.get((known, whole))
+        if answer is None:
+            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, [node.srcs[i] for i in whole], whole)
+        found, positions = answer
+        if not positions:
             continue
-        for target in targets:
-            at = found.support.get(target.device)
-            if at is None or not at.repacked:
-                # To other devices it is the same step: what was measured of it holds here too.
-                found.support[target.device] = target.support(known)
+        wanted = [(target, node.srcs[i], kind) for target, i, kind in positions]
         new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and not _has_copy(w, kind)]
         sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
         for target, _ in sizes:
@@ -188,10 +184,27 @@ def _mark_whole(
     return spent
 
 
+def _ask_repacked(
+    targets: Sequence[Target], repacking: Sequence[Target], known: Signature, weights: Sequence[Tensor],
+    whole: frozenset[int],
+) -> tuple[Signature, list[tuple[Target, int, BufferType]]]:  # fmt: skip
+    """A signature with its read-only sources named, and which of these devices would rather read in special memory.
+    Devices whose special memory keeps no such tensors are not asked, as long as these are not rounded first."""
+    if known.precision == "exact" or not known.constant:
+        repacking = [target for target in repacking if target.device.keeps_repacked(weights)]
+    found = known.at(known.precision, known.constant, whole)
+    wanted = [(t, i, kind) for t in repacking for i, kind in t.support_whole(found, known).repacked.items()]
+    for target in targets if wanted else ():
+        if target not in repacking:
+            # To other devices it is the same step: what was measured of it holds here too.
+            found.support[target.device] = target.support(known)
+    return found, wanted
+
+
 def _is_whole(source: Tensor, special: Container[Tensor]) -> bool:
     """Whether a source is a read-only matrix, no part of one, that lies in ordinary memory or nowhere yet."""
     leaf = source.leaf
-    if leaf is None or leaf.kind not in ("weight", "constant") or source.ndim < 2 or source in special:
+    if leaf is None or leaf.kind not in ("weight", "constant") or len(source.shape) < 2 or source in special:
         return False
     return leaf.placement is None or leaf.placement.buffer.usage is Usage.WEIGHTS
 

@@ -8,6 +8,7 @@ version, range of bytes and target.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -219,10 +220,9 @@ class _Partitioner:
         if leaf is not None and leaf.placement is None and leaf.kind in ("weight", "constant"):
             return StorageView.of(source, self.storages.uploaded_leaf(source, target)), split
         root = source.root
-        found = self.storages.home_of(root, target)
-        operand = StorageView.of(source, found)
+        operand = self.storages.shown(source, target)
         able = self.assignment.capabilities
-        if not self.storages.reaches(target, found):
+        if not self.storages.reaches(target, operand.storage):
             # A copy of memory that no device of this scheduler reaches stays with the program.
             if root not in self.target_of and able.is_constant(source):
                 operand = self._copy_once(root, operand, target)
@@ -253,6 +253,7 @@ class _Partitioner:
         cause: str = "transfer",
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
+        new = tuple.__new__
         _, offset, dtype, shape, strides = operand
         once, packed, dense = shape, strides, True
         if source.base is not None:
@@ -270,8 +271,8 @@ class _Partitioner:
         copied = self.copied.get(key)
         if copied is None:
             storage = self.storages.temporary(source.root, nbytes(once, dtype), target.index)
-            copied = StorageView(storage, 0, dtype, once, packed)
-            whole = StorageView(operand.storage, offset, dtype, once, strides)
+            copied = new(StorageView, (storage, 0, dtype, once, packed))
+            whole = operand if once is shape else new(StorageView, (operand[0], offset, dtype, once, strides))
             split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.storages.made_in[storage] = -1
@@ -279,14 +280,14 @@ class _Partitioner:
                 self.fetched_here.append(key)
         if source.base is not None:
             packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
-        return StorageView(copied.storage, 0, dtype, shape, packed)
+        return new(StorageView, (copied[0], 0, dtype, shape, packed))
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
         other memory, none twice, the places are dense or written by the host, and nobody places or observes it."""
-        dense = all(n == 1 for n in node.shape[: node.attrs["axis"]])
-        once = len({*node.srcs}) == len(node.srcs)
-        if node in self.placed or node in self.observed or not once or not (dense or target.buffer_type.is_host):
+        if not target.buffer_type.is_host and prod(node.shape[: node.attrs["axis"]]) > 1:
+            return False  # the places have gaps
+        if node in self.placed or node in self.observed or len({*node.srcs}) < len(node.srcs):
             return False
         roots = [source.root for source in node.srcs]
         return all(root.memory not in self.prepared for root in roots) and not all(

@@ -123,8 +123,10 @@ class PlacedMemory:
         result: set[Tensor] = set()
         for weight, readers in self._readers.items():
             buffer = self._buffers[weight]
+            if not buffer.is_host or weight.ndim < 2:
+                continue
             near = {target.index for target in self._by_reach(buffer)}
-            if near and buffer.is_host and weight.ndim > 1:
+            if near:
                 result.update(node for node in readers if target_of[node] not in near and node not in pins)
         return result
 

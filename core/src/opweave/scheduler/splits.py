@@ -99,6 +99,8 @@ class Copy(NamedTuple):
     @property
     def sources(self) -> tuple[StorageView, ...]:
         """What is read."""
+        if self.ids is None and self.bias is None and not self.terms:
+            return (self.src,)  # mostly
         return tuple([v for v in (self.src, *self.terms, self.ids, self.bias) if v is not None])
 
     @property
@@ -115,6 +117,8 @@ class Copy(NamedTuple):
     def nbytes(self) -> int:
         """Bytes that are copied, of all rows where ``ids`` choose some; for sums those of all terms but one, and
         none where the terms were sent."""
+        if self.kind is None:
+            return nbytes(self.dst.shape, self.dst.dtype)
         if self.kind != "send" and any(view == self.src or view in self.terms for view in self.outs):
             return 0
         results = sum([nbytes(view.shape, view.dtype) for view in self.writes])

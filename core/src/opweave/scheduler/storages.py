@@ -77,7 +77,9 @@ class Storages:
 
     def shown(self, tensor: Tensor, target: Target) -> StorageView:
         """What a tensor shows where its root lies, for a reader on ``target``."""
-        return StorageView.of(tensor, self.home_of(tensor.root, target))
+        storage = self.home_of(tensor.root, target)
+        whole = self.home.get(tensor)
+        return whole if whole is not None and whole.storage == storage else StorageView.of(tensor, storage)
 
     def settle(self, root: Tensor, storage: int) -> int:
         self.home[root] = StorageView.of(root, storage)

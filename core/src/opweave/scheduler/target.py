@@ -206,6 +206,17 @@ class Target:
             known = signature.support[self.device] = self._ask(signature)
         return known
 
+    def support_whole(self, signature: Signature, plain: Signature) -> Support:
+        """What the device says of nodes with a signature whose ``whole`` sources it may read in special memory; where
+        it does not want that, what it says of ``plain``, the same without them, which it is asked only once."""
+        known = signature.support.get(self.device)
+        if known is None:
+            known = self.support(plain)
+            if known.reason is None and not known.unpacked:
+                known = self._repacked(signature, known)
+            signature.support[self.device] = known
+        return known
+
     def ask_ahead(self, signatures: Iterable[Signature]) -> None:
         """Ask the device about many signatures at once, if it can answer that; packed too where it refuses them."""
         if not self.device.answers_many:
@@ -218,7 +229,7 @@ class Target:
     def _ask(self, signature: Signature) -> Support:
         if 0 in signature.out[1]:
             return Support(None)  # there is nothing to compute
-        if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
+        if any([0 in shape for _, shape, _ in signature.srcs]) and self.device.kind is not Kind.HOST:
             return Support("a source has no elements; only the host runs such nodes")
         answer = self._ask_with(signature, frozenset())
         if answer.precision == "bf16" and signature.constant:
@@ -227,8 +238,10 @@ class Target:
                 answer = rounded
         if answer.reason is None and signature.whole:
             return self._repacked(signature, answer)
+        if answer.reason is None:
+            return answer
         reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
-        if answer.reason is None or not reached:
+        if not reached:
             return answer
         # Each kind of memory that is refused by itself is read through a copy, or else all of them are.
         kinds = frozenset(reached)
