@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Tensor
 
 __all__ = ["Device"]
 
@@ -414,7 +415,7 @@ class Device(DeviceHooks):
         If the author's ``_why_not`` raises, the exception is the reason, and the step goes to another device. Sources
         without elements are refused for every device but the host.
         """
-        if self.kind is not Kind.HOST and any([0 in src.shape for src in step.srcs]):
+        if self.kind is not Kind.HOST and any(0 in src.shape for src in step.srcs):
             return "a source has no elements; only the host runs such nodes"
         try:
             why = self._why_not(step)

@@ -251,7 +251,7 @@ class KernelTable:
             if why is None:
                 # A caller whose step is supported asks next for the kernel, its scratch memory, and whether it works in
                 # place. Bound steps are not kept: they would keep their memory alive.
-                if all([arg.buffer is None for arg in (step.out, *step.srcs)]):
+                if all(arg.buffer is None for arg in (step.out, *step.srcs)):
                     self._found = step, kernel, None
                 return kernel, reasons
             reasons.append(why)

@@ -165,7 +165,9 @@ def _mark_whole(
         known = signatures.get(node, node.signature)
         answer = asked.get((known, whole))
         if answer is None:
-            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, [node.srcs[i] for i in whole], whole)
+            answer = asked[known, whole] = _ask_repacked(
+                targets, repacking, known, [node.srcs[i] for i in whole], whole
+            )
         found, positions = answer
         if not positions:
             continue

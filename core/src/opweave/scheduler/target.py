@@ -229,7 +229,7 @@ class Target:
     def _ask(self, signature: Signature) -> Support:
         if 0 in signature.out[1]:
             return Support(None)  # there is nothing to compute
-        if any([0 in shape for _, shape, _ in signature.srcs]) and self.device.kind is not Kind.HOST:
+        if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
             return Support("a source has no elements; only the host runs such nodes")
         answer = self._ask_with(signature, frozenset())
         if answer.precision == "bf16" and signature.constant:
