@@ -17,7 +17,7 @@ from opweave_opencl import OpenCLDevice
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.tuning import Tuning
 from tests.support.kernels import assert_right, by_operation
-from tests.support.opencl import anew
+from tests.support.opencl import as_gpu
 
 RUNS = {name for name, op in OPS.items() if not op.is_view and op.family != "third-party"} - {"custom"}
 SHARING = {
@@ -52,9 +52,7 @@ SAMPLE = sample()
 
 @pytest.fixture(scope="session")
 def grouped(device) -> OpenCLDevice:
-    found = anew(device)
-    found.tuning = GROUPED
-    return found
+    return as_gpu(device, GROUPED)
 
 
 def test_the_table_has_every_operation_but_functions_in_python():

@@ -14,7 +14,7 @@ from opweave_opencl.kernels import convolution
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.tuning import Tuning
 from tests.support.kernels import assert_right, by_operation
-from tests.support.opencl import anew
+from tests.support.opencl import anew, as_gpu
 
 FORMS = {
     "processor": None,
@@ -28,8 +28,11 @@ SHAPES = [(1, 1, 1), (1, 300, 70), (5, 1, 17), (129, 513, 65), (130, 40, 200), (
 @pytest.fixture(scope="module", params=FORMS)
 def formed(request, device):
     """A device whose kernels are built and launched in one of the forms."""
+    tuning = FORMS[request.param]
+    if tuning is not None and tuning.tiled:
+        return as_gpu(device, tuning)
     found = anew(device)
-    found.tuning = FORMS[request.param] or found.tuning
+    found.tuning = tuning or found.tuning
     return found
 
 

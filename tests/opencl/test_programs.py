@@ -11,6 +11,7 @@ from opweave.contract import Arg, Step
 from opweave.errors import ExecutionError
 from opweave.graph.dtypes import as_dtype
 from opweave_opencl import KernelBuildError, kernel_objects, program
+from opweave_opencl.caching import BinaryCache
 
 BROKEN = """__kernel void broken(__global float *out)
 {
@@ -80,6 +81,56 @@ def test_included_files_are_put_in_with_their_line_numbers():
         '#line 4 "outer.cl"',
         "int last(void);",
     ]
+
+
+@pytest.mark.usefixtures("_files")
+def test_comments_indentation_and_blank_lines_are_not_compiled():
+    text = """// What this is.
+#include "inner.cl" // and where from
+
+#define SUM(a, b) \\
+    (a /* of
+    two lines */ + b) // no // more \\
+    of it
+    #define EMPTY \\
+
+int last(void);   /* the end */
+constant char text[] = "// kept";
+"""
+    assert program.code(text).splitlines() == [
+        "int inner(void);",
+        "int inner(void) { return 2; }",
+        "#define SUM(a, b) \\",
+        "(a   + b)",
+        "#define EMPTY \\",
+        "",
+        "int last(void);",
+        'constant char text[] = "// kept";',
+    ]
+
+
+def test_programs_that_differ_in_comments_share_an_entry_of_the_cache(device, tmp_path):
+    cache = BinaryCache(tmp_path)
+    programs = program.Programs(device.name, device.context, device.cl_device, cache)
+    for text in ("kernel void f(global int *x) { x[0] = 1; }", "\n  kernel void f(global int *x) { x[0] = 1; } // one"):
+        programs.build("f.cl", text)
+    assert len(cache.programs()) == 1
+
+
+def test_build_options_are_given_to_the_compiler_and_kept_apart_in_the_cache(device, tmp_path, monkeypatch):
+    text = "kernel void f(global int *x) { x[0] = NUMBER; }"
+    cache = BinaryCache(tmp_path)
+
+    def build():
+        return program.Programs(device.name, device.context, device.cl_device, cache).build("f.cl", text)
+
+    for number in ("1", "2"):
+        monkeypatch.setenv(program.OPTIONS, f"-cl-opt-disable -DNUMBER={number}")
+        build()
+    assert len(cache.programs()) == 2
+    monkeypatch.delenv(program.OPTIONS)
+    with pytest.raises(KernelBuildError, match="undeclared identifier 'NUMBER'"):
+        build()
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

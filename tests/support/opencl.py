@@ -8,8 +8,9 @@ from opweave.errors import Unavailable
 
 if TYPE_CHECKING:
     from opweave_opencl import OpenCLDevice
+    from opweave_opencl.tuning import Tuning
 
-__all__ = ["DEVICES", "SKIPPED", "anew"]
+__all__ = ["DEVICES", "SKIPPED", "anew", "as_gpu"]
 
 DEVICES: Final[list[OpenCLDevice]] = []
 SKIPPED: Final[dict[str, str]] = {}
@@ -51,4 +52,20 @@ def anew(device: OpenCLDevice) -> OpenCLDevice:
 
     found = next(other for other in OpenCLBackend().devices() if other.id == device.id)
     assert isinstance(found, OpenCLDevice)
+    return found
+
+
+def as_gpu(device: OpenCLDevice, tuning: Tuning) -> OpenCLDevice:
+    """The same device as another object, whose kernels are built and launched in a form for GPUs.
+
+    Between any two barriers PoCL makes a loop over the work-items, and its optimizer takes seconds for such kernels, so
+    it does not optimize them here; Intel's driver does.
+    """
+    from opweave_opencl.program import Programs
+    from opweave_opencl.properties import is_pocl
+
+    found = anew(device)
+    found.tuning = tuning
+    options = "-cl-opt-disable" if is_pocl(found.cl_device) else ""
+    found.programs = Programs(found.name, found.context, found.cl_device, options=options)
     return found

@@ -3,8 +3,8 @@
 //   rows     the work-items of a group go along the axis; a group takes consecutive outputs
 //   columns  each work-item computes consecutive outputs, up to STRIP vectors of them; the axis has fewer than 2^31 elements
 //
-// Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A and OUT, the types of source and output; START, the smallest
-// number of type A.
+// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; ACCESSES, ACCESS of each type; A and OUT, the types of
+// source and output; START, the smallest number of type A.
 
 #include "groups.cl"
 
@@ -23,7 +23,8 @@ SHARED(i64, first, FEWER)
 #define BLOCK 16
 #define SPAN (BLOCK * GROUP * VEC)
 
-__kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
+#if !COLUMNS
+__kernel UNVECTORIZED void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
 {
     __local VAL(A) values[GROUP];
     __local long indices[GROUP];
@@ -68,10 +69,11 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, const Param
     }
 }
 
+#else
 #define FOR_STRIP(k) for (int k = 0; k * VEC < width; k++)
 #define INDICES GLUE(int, VEC)
 
-__kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
+__kernel UNVECTORIZED void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Params p)
 {
     const long column = (long)get_global_id(0) * p.strip * VEC;
     if (column >= p.kept[0]) return;
@@ -95,3 +97,4 @@ __kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, const Pa
     }
     FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, index[k]), out, k * VEC, p.out_stride[0], COUNT(k * VEC, width));
 }
+#endif

@@ -28,10 +28,12 @@ def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Cal
     most = 1 if group > 1 else STRIP
     strip = max(min(vectors * rest // (8 * tuning.units), most), 1)
     words += [x.shape[axis], strides[axis], element_offset(out), element_offset(x), out.size, strip]
-    macros = {"A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype), "STRIP": str(most)}
+    # A vector of neighbouring outputs where they lie closer than the elements of one.
+    columns = vectors > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31
+    macros = {"COLUMNS": str(int(columns)), "A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype)}
+    macros |= {"STRIP": str(most)}
     macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
     program = stream.target.programs.get("argmax", macros)
-    # A vector of neighbouring outputs where they lie closer than the elements of one.
-    if vectors > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31:
+    if columns:
         return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), (out, x), words)
     return stream.launch(program, "rows", (min(out.size, tuning.most_groups) * group,), (group,), (out, x), words)

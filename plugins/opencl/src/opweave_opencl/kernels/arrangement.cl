@@ -1,6 +1,6 @@
 // Elements in another order: y[i] = x[f(i)] axis by axis, or a value where that is outside of x; and parts of matrices.
 //
-// Macros: VEC; T, the type of elements, one that needs no conversion.
+// Macros: FRAME, or the kernel is triangle; VEC; T, the type of elements, one that needs no conversion.
 
 #include "access.cl"
 
@@ -34,6 +34,7 @@ ACCESS(T)
 #define FOR_CHUNK(i) \
     for (long i = get_global_id(0) * p.chunk, end_of_##i = FEWER(i + p.chunk, p.shape[0]); i < end_of_##i; i++)
 
+#ifdef FRAME
 #define BETWEEN(least, i, most) ((i) < (least) ? (least) : FEWER(i, most))
 #define FOR_FRAME(first, last) \
     for (long i = first; i < last; i++) { \
@@ -41,7 +42,7 @@ ACCESS(T)
         out[to + i * p.out_stride[0]] = inside && source >= 0 ? x[from + source * p.x_stride[0]] : value; \
     }
 
-__kernel void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
+__kernel UNVECTORIZED void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
 {
     const MEM(T) value = (MEM(T))p.value;
     FOR_OUTPUT_ROWS(row) {
@@ -66,9 +67,9 @@ __kernel void frame(__global const MEM(T) *x, __global MEM(T) *out, const Params
         FOR_FRAME(last, end)
     }
 }
-
+#else
 // Sets elements above diagonal p.k of matrices (p.mode 0) or below it (p.mode 1) to 0.
-__kernel void triangle(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
+__kernel UNVECTORIZED void triangle(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
 {
     FOR_OUTPUT_ROWS(row) {
         const long j = row % p.shape[1];
@@ -84,3 +85,4 @@ __kernel void triangle(__global const MEM(T) *x, __global MEM(T) *out, const Par
         }
     }
 }
+#endif

@@ -86,6 +86,8 @@ def _arrange(
     words += [*padded(element_strides(x)[::-1], 0), *padded(element_strides(out)[::-1], 0)]
     words += [element_offset(x), element_offset(out), mode, value, k]
     macros = {"VEC": str(tuning.vector), "T": WORDS[x.dtype.itemsize].name}
+    if kernel == "frame":
+        macros["FRAME"] = "1"
     program = stream.target.programs.get("arrangement", macros)
     size = -(-shape[-1] // chunk), min(rows, tuning.most_groups)
     return stream.launch(program, kernel, size, (tuning.row_group, 1), (x, out), words)

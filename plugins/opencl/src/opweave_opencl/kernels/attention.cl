@@ -49,7 +49,7 @@ static inline void fetch(__global const MEM(T) *from, const long step, __local f
         for (int i = 0; i < n; i++) to[i] = LOAD(T, from, i * step);
 }
 
-__kernel void attend(PARAMETERS)
+__kernel UNVECTORIZED void attend(PARAMETERS)
 {
     __local float16 queries[ROWS][PIECES(SIZE)], results[ROWS][PIECES(WIDTH)], values[KEYS][PIECES(WIDTH)];
     __local float16 scores[ROWS][2];

@@ -25,7 +25,7 @@ SLOPES(float)
 
 #define FIRST_ROW(group) (p.rows * (long)(group) / (long)get_num_groups(0))
 
-__kernel void weigh(
+__kernel UNVECTORIZED void weigh(
     __global float *all_probs, __global float *all_dscores, __global float *all_slopes,
     __global const MEM(ADDED) *all_masks, __global const MEM(SINK) *sinks, const Params p)
 {

@@ -152,7 +152,7 @@ typedef struct {
 
 #if LINES
 // Of a processor: a work-item writes some rows of the columns, each of which reads along the lines of one channel.
-__kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
+__kernel UNVECTORIZED void columns(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
 {
     const Windows *w = &p.windows;
     const long items = get_global_size(0), rows = p.rows * p.images, apart = w->stride[2], to_step = p.column_step;
@@ -248,7 +248,7 @@ typedef struct {
 
 // The columns hold, for each channel of the output and each tap, a number for each element of x, which belongs to the
 // position where the tap meets that element. A work-item adds up some lines of the output.
-__kernel void fold(
+__kernel UNVECTORIZED void fold(
     __global float *out, __global const float *columns, __global const float *bias, const Params p)
 {
     const Windows *w = &p.windows;

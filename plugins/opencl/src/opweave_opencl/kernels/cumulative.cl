@@ -18,7 +18,7 @@ typedef struct {
     } while (0)
 
 // The sum of each part of a line.
-__kernel void sums(__global const MEM(T) *x, __global MEM(ACC) *parts, const Params p)
+__kernel UNVECTORIZED void sums(__global const MEM(T) *x, __global MEM(ACC) *parts, const Params p)
 {
     const long part = get_global_id(0), start = part * p.segment, end = min(start + p.segment, p.n);
     if (part >= p.segments) return;
@@ -35,7 +35,7 @@ __kernel void sums(__global const MEM(T) *x, __global MEM(ACC) *parts, const Par
 }
 
 // The cumulative sums of each part, from the sum of the parts before it on.
-__kernel void scan(
+__kernel UNVECTORIZED void scan(
     __global const MEM(T) *x, __global MEM(T) *out, __global const MEM(ACC) *parts, const Params p)
 {
     const long part = get_global_id(0), start = part * p.segment, end = min(start + p.segment, p.n);

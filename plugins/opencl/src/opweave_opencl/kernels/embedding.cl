@@ -16,8 +16,8 @@ typedef struct {
     long width, site;
 } Params;
 
-__kernel void take_blocks(__global float *out, __global const uchar *table, __global const MEM(ID) *ids, WRONG_INDEX
-                          const Params p)
+__kernel UNVECTORIZED void take_blocks(__global float *out, __global const uchar *table, __global const MEM(ID) *ids, WRONG_INDEX
+                                       const Params p)
 {
     long rest = get_global_id(2);
     out += p.offset[0], table += p.offset[1], ids += p.offset[2];

@@ -15,7 +15,7 @@ typedef struct {
 
 // route[e] is where the rows of expert e begin in the list that follows; after those of the last expert come the rows
 // that are sent to none. One work-item for each expert, and one for these.
-__kernel void sort_rows(__global int *route, __global const MEM(ID) *ids, WRONG_INDEX const Params p)
+__kernel UNVECTORIZED void sort_rows(__global int *route, __global const MEM(ID) *ids, WRONG_INDEX const Params p)
 {
     const long me = get_global_id(0);
     route += p.route, ids += p.offset;
@@ -43,8 +43,8 @@ typedef struct {
     long site;
 } Params;
 
-__kernel void add_rows(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *table,
-                       __global const MEM(ID) *ids, WRONG_INDEX const Params p)
+__kernel UNVECTORIZED void add_rows(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *table,
+                                    __global const MEM(ID) *ids, WRONG_INDEX const Params p)
 {
     const long column = get_global_id(0);
     long rest = get_global_id(1);

@@ -11,8 +11,8 @@ typedef struct {
     long site;
 } Params;
 
-__kernel void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __global MEM(T) *m2, WRONG_INDEX
-                     const Params p)
+__kernel UNVECTORIZED void gather(__global const MEM(T) *m0, __global const MEM(ID) *m1, __global MEM(T) *m2, WRONG_INDEX
+                                  const Params p)
 {
     FOR_PLANES(plane) FOR_ROWS(j) {
         __global const MEM(T) *x = m0 + ROW_OF(0, plane, j);

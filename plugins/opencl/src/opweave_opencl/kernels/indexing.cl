@@ -1,8 +1,8 @@
 // Rows by index. An index outside of the table is recorded; what it would read is zero, what it would write is
 // left out.
 //
-// Macros: VEC; ACCESSES, ACCESS of each type; T, the type of elements; ID, the type of indices; SUM, the type in which rows
-// add up.
+// Macros: VEC; ACCESSES, ACCESS of each type; T, the type of elements; ID, the type of indices; which kernel it is for, TAKE_ROWS,
+// PUT_ROWS or ADD_ROWS; SUM, the type in which rows add up.
 
 #include "access.cl"
 #include "wrong_index.cl"
@@ -46,8 +46,9 @@ static inline long offset_of(long index, const int first, const long rank, const
     const long picked_line = offset_of(line, 1, p.row_rank, p.row_shape, p.row_stride[0]); \
     const long table_line = p.offset[1] + offset_of(line, 1, p.row_rank, p.row_shape, p.row_stride[1]);
 
-__kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
-                   const Rows p)
+#ifdef TAKE_ROWS
+__kernel UNVECTORIZED void take(__global MEM(T) *out, __global const MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                                const Rows p)
 {
     const long start = get_global_id(1) * p.indices, end = min(start + p.indices, p.count);
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {
@@ -64,6 +65,7 @@ __kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global 
         }
     }
 }
+#endif
 
 // A work-item owns some columns of a range of rows, and looks for indices in that range, so that writes to a row are made in the
 // order of the indices.
@@ -74,8 +76,9 @@ __kernel void take(__global MEM(T) *out, __global const MEM(T) *table, __global 
 #define ENTER_RANGE(range, range_end) \
     const long range = get_global_id(1) * p.ranges, range_end = min(range + p.ranges, p.rows);
 
-__kernel void put(__global const MEM(T) *picked, __global MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
-                  const Rows p)
+#ifdef PUT_ROWS
+__kernel UNVECTORIZED void put(__global const MEM(T) *picked, __global MEM(T) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                               const Rows p)
 {
     ENTER_RANGE(range, range_end)
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {
@@ -90,10 +93,11 @@ __kernel void put(__global const MEM(T) *picked, __global MEM(T) *table, __globa
         }
     }
 }
+#endif
 
-#ifdef SUM
-__kernel void add(__global const MEM(T) *picked, __global MEM(SUM) *table, __global const MEM(ID) *ids, WRONG_INDEX
-                  const Rows p)
+#ifdef ADD_ROWS
+__kernel UNVECTORIZED void add(__global const MEM(T) *picked, __global MEM(SUM) *table, __global const MEM(ID) *ids, WRONG_INDEX
+                               const Rows p)
 {
     ENTER_RANGE(range, range_end)
     for (long line = get_global_id(2); line < p.lines; line += get_global_size(2)) {

@@ -126,7 +126,8 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     words += padded_strides((*strides, *row_strides))
     check = stream.indices.bind(op, rows)
     words += [table_strides[0], *check.words]
-    macros = {"T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector), **check.macros}
+    macros = {f"{kernel.upper()}_ROWS": "1", "T": dtype.name, "ID": ids.dtype.name, "VEC": str(tuning.vector)}
+    macros |= check.macros
     if kernel == "add":
         macros["SUM"] = table.dtype.name
     macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)

@@ -46,7 +46,7 @@ static inline float sum_of(const int16 q)
     return four.x + four.y + four.z + four.w;
 }
 
-__kernel void round_rows(__global const MEM(T) *a, __global short *levels, __global float4 *about, const Params p)
+__kernel UNVECTORIZED void round_rows(__global const MEM(T) *a, __global short *levels, __global float4 *about, const Params p)
 {
     levels += p.offset[4], about += p.offset[5];
     const long end = min(((long)get_global_id(0) + 1) * p.share, p.m * p.k / 32);
@@ -82,7 +82,7 @@ __kernel void round_rows(__global const MEM(T) *a, __global short *levels, __glo
 #endif
 #define FLOATS(products) convert_float16(convert_int16(products))
 
-__kernel void along(PARAMETERS)
+__kernel UNVECTORIZED void along(PARAMETERS)
 {
 #if COUNT > 32
     __local Unpacked ready[AT_ONCE];
@@ -143,7 +143,7 @@ __kernel void along(PARAMETERS)
 #define PER 32
 #endif
 
-__kernel void across(PARAMETERS)
+__kernel UNVECTORIZED void across(PARAMETERS)
 {
     __local Pairs tile[DEPTH / 2];
     __local uint bytes[COUNT / 4][16] __attribute__((aligned(64)));

@@ -47,7 +47,7 @@ typedef struct {
     INTERLEAVE(three_##to, to)
 
 #ifdef TRANSPOSING
-__kernel void transpose_rows(__global const MEM(T) *a, __global float16 *panels, const Params p)
+__kernel UNVECTORIZED void transpose_rows(__global const MEM(T) *a, __global float16 *panels, const Params p)
 {
     const long first = (long)get_global_id(0) * 16, begin = (long)get_global_id(1) * p.share, end = min(begin + p.share, p.k);
     a += p.offset[1];
@@ -92,7 +92,7 @@ __kernel void transpose_rows(__global const MEM(T) *a, __global float16 *panels,
 
 #define COLUMN(c) (b + min(column + (c), p.n - 1) * p.b_n)
 
-__kernel void lanes(
+__kernel UNVECTORIZED void lanes(
     __global MEM(T) *out, __global const float16 *panels, __global const B_MEM *b, __global const MEM(BIAS) *bias,
     const Params p)
 {

@@ -70,7 +70,7 @@ __kernel void solve(__global MEM(T) *out, __global const MEM(A) *a, __global con
 
 #ifdef SINKHORN
 // One work-item for each matrix, which stays in its registers.
-__kernel void sinkhorn(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
+__kernel UNVECTORIZED void sinkhorn(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
 {
     const long matrix = get_global_id(0);
     const VAL(T) eps = NUMBER;

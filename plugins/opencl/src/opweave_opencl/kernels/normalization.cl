@@ -223,7 +223,7 @@ __kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH 
         total = sum_group(sum_lanes(sums), scratch);  \
     }
 
-__kernel void gradient(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
+__kernel UNVECTORIZED void gradient(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
     __local R scratch[GROUP];
     const R count = p.lines * p.n;

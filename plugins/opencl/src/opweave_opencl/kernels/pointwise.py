@@ -135,7 +135,7 @@ class Writer:
                 '#include "pointwise.cl"',
                 *self._helpers,
                 f"typedef struct {{ WALK({count}){numbers} }} Params;",
-                "__kernel void pointwise(",
+                "__kernel UNVECTORIZED void pointwise(",
                 *[f"    {parameter}m{k}," for k, parameter in enumerate(self._parameters)],
                 "    const Params p)",
                 "{",

@@ -120,7 +120,7 @@ typedef struct {
 #define A_SPACE __local
 #endif
 
-__kernel void panel(PARAMETERS)
+__kernel UNVECTORIZED void panel(PARAMETERS)
 {
     __local Sums packed[PANELS][DEPTH][2], sums[BLOCK][PANELS][2];
 #if !A_DIRECT
@@ -224,7 +224,7 @@ __kernel void panel(PARAMETERS)
 #define B_SPACE __local
 #endif
 
-__kernel void dots(PARAMETERS)
+__kernel UNVECTORIZED void dots(PARAMETERS)
 {
     __local Sum sums[BLOCK][WIDTH] __attribute__((aligned(64)));
 #if !DIRECT
@@ -318,7 +318,7 @@ __kernel void dots(PARAMETERS)
         two += LOAD16(x + part * 16 + 16) * elements(block, part + 1); \
     }
 
-__kernel void decoded(PARAMETERS)
+__kernel UNVECTORIZED void decoded(PARAMETERS)
 {
 #ifdef UNPACKED
 #define BLOCKS_AT_ONCE 4L // so many that the compiler does not keep what is unpacked in registers

@@ -26,7 +26,7 @@ typedef struct {
 
 #ifndef ENCODE
 
-__kernel void decode_blocks(__global float *out, __global const uchar *blocks, const Params p)
+__kernel UNVECTORIZED void decode_blocks(__global float *out, __global const uchar *blocks, const Params p)
 {
     FIND_ROW(2)
     const long part = get_global_id(0);
@@ -323,7 +323,7 @@ static inline void encode(const float *x, const float *weight, uchar *b)
 #endif
 }
 
-__kernel void encode_blocks(
+__kernel UNVECTORIZED void encode_blocks(
     __global uchar *out, __global const float *values, __global const float *importance, const Params p)
 {
     FIND_ROW(3)

@@ -3,10 +3,10 @@
 //   rows     the work-items of a group go along the innermost reduced axis; a group takes consecutive outputs
 //   columns  each work-item computes consecutive outputs, up to STRIP vectors of them
 //
-// Macros: those of groups.cl; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is combined,
-// and of the output; COMBINE(a, b) and START, its neutral element; SCALED, whether results are multiplied by a number; what elements
-// are mapped to before: CENTERED, the squares of their distances from a number for each output; EQUAL, whether they
-// equal those of a second source of type A.
+// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the
+// types of the source, of what is combined, and of the output; COMBINE(a, b) and START, its neutral element; SCALED,
+// whether results are multiplied by a number; what elements are mapped to before: CENTERED, the squares of their
+// distances from a number for each output; EQUAL, whether they equal those of a second source of type A.
 
 #include "groups.cl"
 
@@ -67,7 +67,8 @@ static inline long offset_of(long o, const long rank, const long *shape, const l
 
 COMBINED(ACC, reduced, COMBINE)
 
-__kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
+#if !COLUMNS
+__kernel UNVECTORIZED void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
 {
     __local VAL(ACC) scratch[GROUP];
     const long first_one = p.all * (long)get_group_id(0) / (long)get_num_groups(0);
@@ -114,11 +115,11 @@ __kernel void rows(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND cons
     }
 }
 
-#if !EQUAL
+#else
 #define FOR_STRIP(k) for (int k = 0; k * VEC < width; k++)
 
 // The innermost kept axis is walked by vectors.
-__kernel void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
+__kernel UNVECTORIZED void columns(__global MEM(OUT) *out, __global const MEM(A) *x, SECOND const Params p)
 {
     const long column = (long)get_global_id(0) * p.strip * VEC;
     if (column >= p.kept[0]) return;

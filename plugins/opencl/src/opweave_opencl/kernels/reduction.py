@@ -238,7 +238,7 @@ def _call(
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
         "COMBINE(a, b)": combination.formula, "START": combination.neutral, "SCALED": int(scale is not None),
-        "CENTERED": int(center is not None), "EQUAL": int(equal is not None),
+        "CENTERED": int(center is not None), "EQUAL": int(equal is not None), "COLUMNS": int(walk.columns),
         "VEC": tuning.vector, "GROUP": group, "STRIP": most,
     }  # fmt: skip
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})

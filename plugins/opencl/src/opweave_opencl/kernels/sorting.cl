@@ -4,7 +4,8 @@
 // and `pick` writes the first positions. Few first positions are found by `keep` in one pass, by one work-item of a processor
 // for each line. Of equal elements the one with the lower position comes first.
 //
-// Macros: T, the type of the source; OUT, that of positions; KEPT, the most positions that `keep` finds.
+// Macros: the kernel's name in capitals; T, the type of the source; OUT, that of positions; KEPT, the most positions that
+// `keep` finds.
 
 #include "lines.cl"
 
@@ -36,8 +37,9 @@ static inline long count_before(
     return before;
 }
 
+#ifdef ORDER
 // The first p.k positions of the order of a whole line.
-__kernel void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
+__kernel UNVECTORIZED void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
@@ -48,9 +50,11 @@ __kernel void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Para
         }
     }
 }
+#endif
 
+#ifdef RANK
 // The orders of runs of p.run elements.
-__kernel void rank(__global const MEM(T) *x, __global int *positions, const Params p)
+__kernel UNVECTORIZED void rank(__global const MEM(T) *x, __global int *positions, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
@@ -61,10 +65,12 @@ __kernel void rank(__global const MEM(T) *x, __global int *positions, const Para
         }
     }
 }
+#endif
 
+#ifdef MERGE
 // Makes p.chunk positions of the run that two neighbouring runs make together, from the point where both halves of what comes
 // before are found by bisection.
-__kernel void merge(
+__kernel UNVECTORIZED void merge(
     __global const MEM(T) *x, __global const int *from, __global int *to, const Params p)
 {
     const long start = (long)get_global_id(0) * p.chunk;
@@ -95,8 +101,10 @@ __kernel void merge(
         }
     }
 }
+#endif
 
-__kernel void pick(__global const int *positions, __global MEM(OUT) *out, const Params p)
+#ifdef PICK
+__kernel UNVECTORIZED void pick(__global const int *positions, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const int *order = positions + p.base[0] + line * p.n;
@@ -104,8 +112,10 @@ __kernel void pick(__global const int *positions, __global MEM(OUT) *out, const 
         for (long i = get_global_id(0); i < p.k; i += get_global_size(0)) target[i * p.step[1]] = order[i];
     }
 }
+#endif
 
-__kernel void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
+#ifdef KEEP
+__kernel UNVECTORIZED void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
@@ -126,3 +136,4 @@ __kernel void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Param
         for (long i = 0; i < count; i++) target[i * p.step[1]] = positions[i];
     }
 }
+#endif

@@ -69,12 +69,13 @@ def _order(
     order: Arg | None = None,
     merged: Arg | None = None,
 ) -> Call:
-    program = stream.target.programs.get("sorting", {"T": x.dtype.name, "OUT": out.dtype.name, "KEPT": str(KEPT)})
+    macros = {"T": x.dtype.name, "OUT": out.dtype.name, "KEPT": str(KEPT)}
     n = x.shape[axis]
     # A work-item of a processor does much: finding where its chunk begins costs as much as some elements.
     chunk = 8 if stream.target.tuning.row_group > 1 else 512
 
     def launch(kernel: str, operands: tuple[Arg, ...], items: int, run: int = 1, length: int = 1) -> Call:
+        program = stream.target.programs.get("sorting", {kernel.upper(): "1", **macros})
         words = (run, length, k, int(descending))
         return launch_lines(stream, program, kernel, operands, x, out, axis, items, words)
 

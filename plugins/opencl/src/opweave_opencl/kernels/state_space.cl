@@ -67,9 +67,9 @@ static inline float sum_of(const Lanes v)
     } while (0)
 
 // One work-item for each channel of each batch: its state stays in registers while it walks along the tokens.
-__kernel void scan(__global MEM(T) *out, __global const MEM(T) *u, __global const MEM(DELTA) *delta,
-                   __global const MEM(A) *a, __global const MEM(B) *b, __global const MEM(C) *c,
-                   __global const MEM(D) *d, __global const MEM(STATE) *state, const Params p)
+__kernel UNVECTORIZED void scan(__global MEM(T) *out, __global const MEM(T) *u, __global const MEM(DELTA) *delta,
+                                __global const MEM(A) *a, __global const MEM(B) *b, __global const MEM(C) *c,
+                                __global const MEM(D) *d, __global const MEM(STATE) *state, const Params p)
 {
     const long channel = get_global_id(0), image = get_global_id(1), set = channel / p.repeats;
     u += p.offset[1] + image * p.u_step[0] + channel * p.u_step[1];

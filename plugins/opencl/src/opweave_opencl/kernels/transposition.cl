@@ -40,7 +40,7 @@ static inline void transpose_block(__global const MEM(T) *x, const long x_step, 
     UNROLL for (int k = 0; k < 16; k++) *(V(T) *)(block + k * SIDE) = a[k];
 }
 
-__kernel void transpose(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
+__kernel UNVECTORIZED void transpose(__global const MEM(T) *x, __global MEM(T) *out, const Params p)
 {
     const long i_first = (long)get_global_id(0) * SIDE, i_end = FEWER(i_first + SIDE, p.n);
     const long j_first = (long)get_global_id(1) * SIDE, j_end = FEWER(j_first + SIDE, p.m);
