@@ -101,7 +101,7 @@ static inline long row_of(const Params *p, const int k, long row)
 SLOPES(R)
 #endif
 
-__kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
+__kernel UNVECTORIZED void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
     __local R scratch[GROUP];
     const R scale = NUMBER(p.a);
@@ -154,7 +154,7 @@ __kernel void softmax(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOUR
 #endif
 
 #ifdef NORM
-__kernel void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
+__kernel UNVECTORIZED void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
     __local R scratch[GROUP];
     const R count = p.lines * p.n;
