@@ -73,10 +73,16 @@ def attention_shares(
     """The weights of the values and, before the mask is added, the scores, both (batch, heads, tokens, keys)."""
     mask, sinks = optional_operands([wide(x) for x in rest], masked)
     heads, tokens, keys = q.shape[1], q.shape[2], k.shape[2]
-    products = np.matmul(wide(q), np.repeat(wide(k), heads // k.shape[1], 1).swapaxes(-1, -2)) * scale
-    scores = capped = soft_cap * np.tanh(products / soft_cap) if soft_cap else products
+    # In place, because the pages of each further array of this size cost more time than the arithmetic.
+    scores: Array = np.matmul(wide(q), np.repeat(wide(k), heads // k.shape[1], 1).swapaxes(-1, -2))
+    scores *= scale
+    if soft_cap:
+        scores /= soft_cap
+        np.tanh(scores, out=scores)
+        scores *= soft_cap
+    capped = scores
     if mask is not None:
-        scores = scores + alibi_slopes(heads, max_bias)[:, None, None] * mask
+        scores = scores + (alibi_slopes(heads, max_bias)[:, None, None] * mask if max_bias else mask)
     if causal:
         last = np.arange(keys - tokens, keys)[:, None]
         scores = np.where(np.arange(keys) > last, -np.inf, scores)

@@ -90,10 +90,12 @@ def softmax_of(scores: Array, sinks: Array | None = None) -> Array:
     if sinks is not None:
         sinks = wide(sinks)[:, None, None]
         top = np.maximum(top, sinks)
-    powers = np.exp(scores - top)
+    # In place, because the pages of each further array of this size cost more time than the arithmetic.
+    powers: Array = scores - top
+    np.exp(powers, out=powers)
     total = powers.sum(-1, keepdims=True)
-    result: Array = powers / (total if sinks is None else total + np.exp(sinks - top))
-    return result
+    powers /= total if sinks is None else total + np.exp(sinks - top)
+    return powers
 
 
 def _softmax(x: Array, mask: Array | None = None, *, scale: float) -> Array:

@@ -136,19 +136,22 @@ def _selective_scan(
     u: Array, delta: Array, a: Array, b: Array, c: Array, *rest: Array, softplus: bool, skip: bool, last: bool
 ) -> Array:
     batch, channels, tokens = u.shape
-    u, a = wide(u), wide(a)
-    repeats = channels // b.shape[1]
-    b, c = np.repeat(wide(b), repeats, 1), np.repeat(wide(c), repeats, 1)
-    steps = np.logaddexp(0.0, wide(delta)) if softplus else wide(delta)
+    groups, n = b.shape[1:3]
+    grouped = (groups, channels // groups)
+    inputs, rates = wide(u).reshape(batch, *grouped, tokens), wide(a).reshape(*grouped, n)
+    # The channels of a group share B and C, which broadcast along them.
+    b, c = wide(b)[:, :, None], wide(c)[:, :, None]
+    steps = (np.logaddexp(0.0, wide(delta)) if softplus else wide(delta)).reshape(inputs.shape)
     d, state = optional_operands([wide(operand) for operand in rest], skip)
-    h = np.zeros((batch, *a.shape)) if state is None else state
-    y = np.empty(u.shape)
+    h = (np.zeros((batch, *a.shape)) if state is None else state).reshape(batch, *rates.shape)
+    y = np.empty(inputs.shape)
     for t in range(tokens):
-        step = steps[:, :, t, None]
-        h = np.exp(step * a) * h + step * b[..., t] * u[:, :, t, None]
-        y[:, :, t] = (h * c[..., t]).sum(-1)
+        step = steps[..., t, None]
+        h = np.exp(step * rates) * h + step * b[..., t] * inputs[..., t, None]
+        y[..., t] = (h * c[..., t]).sum(-1)
     if d is not None:
-        y += d[:, None] * u
+        y += d.reshape(*grouped, 1) * inputs
+    y = y.reshape(u.shape)
     return np.concatenate([y.reshape(-1), h.reshape(-1)]) if last else y
 
 
