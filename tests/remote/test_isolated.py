@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,6 +71,30 @@ def test_a_process_that_is_stopped_is_lost():
     with pytest.raises(DeviceLostError, match="stopped"):
         device.alloc(10)
     assert time.monotonic() - start < 5
+
+
+def test_a_process_that_is_stopped_ends_with_the_one_that_started_it():
+    program = """if True:
+        import opweave_remote
+        from tests.support.remote import stop_process
+        from tests.remote.test_isolated import children
+
+        before = children()
+        device = opweave_remote.isolated("cpu")
+        (process,) = children() - before
+        stop_process(int(process))
+        print(process)
+    """
+    said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60, check=True).stdout
+    assert not Path(f"/proc/{int(said)}").exists()
+
+
+def test_files_of_the_current_folder_are_not_executed_there(tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise SystemExit('this is not NumPy')")
+    monkeypatch.chdir(tmp_path)
+    device = opweave_remote.isolated("cpu")
+    assert device.mem_info()[1] > 0
+    device.connection.close()
 
 
 def test_a_device_that_is_not_there_is_refused():

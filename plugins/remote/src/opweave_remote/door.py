@@ -85,7 +85,8 @@ def start_worker(settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], Doo
         raise Unavailable("this system passes no connections from process to process", remedy="use Linux or macOS")
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "opweave_remote.server.worker", str(theirs.fileno())]
+        # Without the current folder (`-P`): a file `numpy.py` of the user's there would be imported in place of NumPy.
+        command = [sys.executable, "-P", "-m", "opweave_remote.server.worker", str(theirs.fileno())]
         # What drivers print goes to standard error; a process with a session of its own gets no Ctrl-C.
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
                                    start_new_session=True)  # fmt: skip

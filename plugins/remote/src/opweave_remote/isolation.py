@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from opweave.concurrency import start_thread
+from opweave.lifecycle import close_at_exit, notify_after_fork
 from opweave_remote.connection import Connection
 from opweave_remote.door import Door, how_it_ended, life_of, start_worker
 from opweave_remote.failures import decode_error
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["isolated"]
 
 _NUMBERS: Final = count()
+_LEAVING: Final = 5.0
+"""Seconds that a process gets to end in order."""
 
 
 def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
@@ -39,15 +42,15 @@ def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
         PluginError, UnknownNameError: the process cannot be started, or has no such device; as `opweave.device`.
     """
     process, door = start_worker({"devices": [name]})
+    child = _Child(process, door)
     try:
         what, value, _ = door.receive()
         if what == "failed":
             raise decode_error(value).error
         connection = Connection(f"isolated:{next(_NUMBERS)}", _PairDial(door), None, deadline)
     except BaseException as error:
-        door.close()
         process.kill()
-        process.wait()
+        child.close()
         if isinstance(error, (EOFError, OSError)):
             from opweave.errors import Unavailable
 
@@ -57,7 +60,7 @@ def isolated(name: str, *, deadline: float = 10.0) -> RemoteDevice:
     fate = connection.fate
     fate.at_end(door.close, door.leave)
     fate.explain = lambda: how_it_ended(process)
-    start_thread(_watch, process, door, fate, deadline, name=f"opweave process of {connection.name}")
+    start_thread(_watch, child, fate, deadline, name=f"opweave process of {connection.name}")
     return connection.devices[0]
 
 
@@ -79,11 +82,39 @@ class _PairDial:
         return ours
 
 
-def _watch(process: subprocess.Popen[bytes], door: Door, fate: Fate, deadline: float) -> None:
+class _Child:
+    """The process of a device. It ends with the one that has started it at the latest, also if it is stopped."""
+
+    def __init__(self, process: subprocess.Popen[bytes], door: Door) -> None:
+        self.process: Final = process
+        self._door: Final = door
+        self._inherited = False
+        close_at_exit(self)
+        notify_after_fork(self)
+
+    def close(self) -> None:
+        """End it: in order if it does that within `_LEAVING` seconds. May be called again, and by several threads."""
+        if self._inherited:
+            return
+        self._door.close()
+        if life_of(self.process) is Life.RUNNING:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LEAVING)
+        self.process.kill()
+        self.process.wait()
+
+    def _after_fork(self) -> None:
+        self._inherited = True
+
+    def _describe_pending(self) -> str:
+        return f"process {self.process.pid}"
+
+
+def _watch(child: _Child, fate: Fate, deadline: float) -> None:
     """Notice that the process is stopped or gone; end it when it is not needed any more."""
     stopped_since: float | None = None
     while not fate.ended.wait(deadline / 4):
-        life = life_of(process)
+        life = life_of(child.process)
         if life is Life.GONE:
             fate.lose("its process is gone")
         elif life is Life.STOPPED:
@@ -92,7 +123,4 @@ def _watch(process: subprocess.Popen[bytes], door: Door, fate: Fate, deadline: f
                 fate.lose(f"its process has been stopped for {deadline:g} s")
         else:
             stopped_since = None
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
-    process.kill()
-    process.wait()
+    child.close()
