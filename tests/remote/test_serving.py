@@ -82,10 +82,10 @@ def test_the_first_question_of_a_patient_client_comes_at_once(monkeypatch):
         fate.lose("enough", wanted=True)
 
 
-@pytest.mark.parametrize("believes", [True, False])
-def test_servers_that_believe_each_other_copy_directly_over_tls(token, files, believes, monkeypatch):
+@pytest.mark.parametrize("trusts", [True, False])
+def test_servers_that_trust_each_other_copy_directly_over_tls(token, files, trusts, monkeypatch):
     options = ["--token-file", str(token), "--tls-cert", files("server.pem"), "--tls-key", files("server.key")]
-    peers = ["--peer-ca", files("ca.pem")] if believes else []
+    peers = ["--peer-ca", files("ca.pem")] if trusts else []
     with serve_process(*options) as first, serve_process(*options, *peers) as second:
         one, two = (
             opweave_remote.connect(server.address, token_file=token, ca=files("ca.pem")).devices[0]
@@ -104,7 +104,7 @@ def test_servers_that_believe_each_other_copy_directly_over_tls(token, files, be
             source.upload(0, values)
             assert stream.copy_from(target, 0, source, 0, 1 << 20)
             stream.synchronize()
-            assert bool(read) is not believes
+            assert bool(read) is not trusts
             np.testing.assert_array_equal(target.read(), values)
 
 

@@ -150,7 +150,7 @@ class Connection:
             sock = self._dial(preamble)
         except (ssl.SSLError, EOFError) as error:
             raise Unavailable(f"no TLS with {self.name}: {error}",
-                              remedy="check certificates and their dates, and the authorities that each side believes"
+                              remedy="check certificates and their dates, the clocks, and the authorities that each side trusts"
                               ) from error  # fmt: skip
         except OSError as error:
             remedy = "is `opweave serve-devices` running there, and the port open?"
@@ -180,7 +180,9 @@ class Connection:
                 remedy="install versions of opweave-remote that go together",
             )
         if wants and key is None:
-            raise Unavailable(f"{self.name} asks for a token", remedy="pass token=, or set OPWEAVE_REMOTE_TOKEN_FILE")
+            raise Unavailable(f"{self.name} asks for a token",
+                              remedy="pass token_file= to connect; OPWEAVE_REMOTE_TOKEN_FILE is for the servers that "
+                              "OPWEAVE_REMOTE lists")  # fmt: skip
         if open_line and key is not None and not wants:
             raise Unavailable(f"{self.name} does not ask for the token that proves it to be the right server",
                               remedy="start it with --token-file")  # fmt: skip

@@ -49,7 +49,7 @@ class Puller:
         if len(grant) <= NAMED:
             raise FormatError("a grant is cut off")
         if self._context is None and not address.is_loopback:
-            raise Unavailable(f"this server believes no other ones, so not {address} either",
+            raise Unavailable(f"this server trusts no other ones, so not {address} either",
                               remedy="start it with --peer-ca")  # fmt: skip
         try:
             sock = tuned(socket.create_connection(address, timeout=_TIMEOUT))
