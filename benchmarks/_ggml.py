@@ -2,21 +2,28 @@
 
 To be built for the processor it runs on: ``CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python
 llama-cpp-python``. `features` tells what it was built with.
+
+On processors with AMX this takes GCC 11.5, 12.4, 13.3, or 14 and later, or Clang: earlier ones leave out stores into
+the configuration of tiles (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=114098), so that ggml's products with them end
+the process. `crashing` finds that out in another process.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+import subprocess
+import sys
 from collections.abc import Callable
-from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from functools import cache
+from ctypes import c_bool, c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["features", "products", "version"]
+__all__ = ["crashing", "features", "products", "version"]
 
 Array = np.ndarray[Any, Any]
 
@@ -90,9 +97,55 @@ def version() -> str:
     return installed("llama-cpp-python")
 
 
+@cache
+def crashing() -> bool:
+    """Whether products with weights in memory of the kind ``AMX`` end the process."""
+    if "amx_int8" not in features():
+        return False
+    return subprocess.run([sys.executable, __file__], capture_output=True, check=False).returncode != 0
+
+
+class _Tiles:
+    """The configuration of AMX's tiles in the threads that ggml computes in.
+
+    ggml configures them once for each thread. Other libraries configure and release them at each of their products, in
+    the thread that runs graphs and in those of OpenMP, of which torch and ggml have the same: after that, an
+    instruction of ggml's is illegal. So ggml's configuration is loaded again before each of its runs, which takes a
+    microsecond.
+    """
+
+    LOAD: Final = bytes.fromhex("c4e2784907c3")  # ldtilecfg [rdi]; ret
+    STORE: Final = bytes.fromhex("c4e2794907c3")  # sttilecfg [rdi]; ret
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        self._memory.write(self.LOAD + self.STORE)
+        start = ctypes.addressof(c_char.from_buffer(self._memory))
+        self._load = c_void_p(start)
+        self._store = ctypes.CFUNCTYPE(None, c_void_p)(start + len(self.LOAD))
+        self._config = ctypes.create_string_buffer(64)
+        self._in_all_threads = ctypes.CDLL("libgomp.so.1").GOMP_parallel
+
+    def load(self, threads: int) -> None:
+        """Load the configuration, if there is one, in as many threads as ggml computes in."""
+        if self._config.raw[0]:
+            self._in_all_threads(self._load, self._config, threads, 0)
+
+    def keep(self) -> None:
+        """Keep the configuration that ggml's first product with tiles has loaded."""
+        if not self._config.raw[0]:
+            self._store(self._config)
+
+
+@cache
+def _tiles() -> _Tiles:
+    return _Tiles()
+
+
 def products(name: str, data: Array, x: Array, threads: int) -> dict[str, Callable[[], Array]]:
     """Runs of ``x @ w.T`` by kind of memory of the weights: ordinary, and those in which ggml repacks them for its
-    faster kernels, as far as it has some for the type.
+    faster kernels, as far as it has some for the type, and but for AMX where it is `crashing`. All runs of a process
+    are to be made by one thread.
 
     Args:
         data: ``uint8``, shape (out, bytes of a row).
@@ -117,9 +170,12 @@ def products(name: str, data: Array, x: Array, threads: int) -> dict[str, Callab
             i += 1
     runs: dict[str, Callable[[], Array]] = {}
     for kind in kinds:
-        run = _product(base, backend, device, kind, ordinary, name, data, x)
-        if run is not None:
-            runs[_call(base.ggml_backend_buft_name, kind).decode()] = run
+        label = _call(base.ggml_backend_buft_name, kind).decode()
+        multiplies_tiles = label == "AMX" and len(x) > 1  # a single row ggml multiplies by other instructions
+        if not multiplies_tiles or __name__ == "__main__" or not crashing():
+            run = _product(base, backend, device, kind, ordinary, name, data, x)
+            if run is not None:
+                runs[label] = partial(_run_with_tiles, run, threads) if multiplies_tiles else run
     return runs
 
 
@@ -157,3 +213,20 @@ def _product(
 
     run.keep = (data, x)  # type: ignore[attr-defined]
     return run
+
+
+def _run_with_tiles(run: Callable[[], Array], threads: int) -> Array:
+    _tiles().load(threads)
+    out = run()
+    _tiles().keep()
+    return out
+
+
+def _try_tiles() -> None:
+    """A product with tiles."""
+    for run in products("q8_0", np.zeros((32, 34 * 8), np.uint8), np.zeros((16, 256), np.float32), 1).values():
+        run()
+
+
+if __name__ == "__main__":
+    _try_tiles()

@@ -81,6 +81,8 @@ def main() -> None:
     has_ggml = find_spec("llama_cpp") is not None
     if has_ggml:
         report.machine |= {"llama-cpp-python": _ggml.version(), "ggml features": _ggml.features()}
+        if _ggml.crashing():
+            report.machine["ggml without AMX"] = "built by a GCC whose code for it crashes (see benchmarks/_ggml.py)"
     for outputs, inputs in [(1024, 1024)] if quick else [(4096, 4096), (14336, 4096)]:
         values = np.random.default_rng(2).standard_normal((outputs, inputs), np.float32)
         f32_weights = ow.weights({"w": values})
