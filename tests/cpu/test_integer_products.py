@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from opweave.graph.layout import dense_strides
 from opweave.graph.precision import Precision
 from opweave.host.cache import FileCache
 from opweave_cpu.device import CpuDevice
+from opweave_cpu.tunables import TILE_ROWS
 
 pytest.importorskip("llvmlite")
 gguf = pytest.importorskip("gguf")
 
-from opweave_cpu.jit import activations, compiler, integer_products, integers  # noqa: E402
+from opweave_cpu.jit import activations, amx, compiler, integer_products, integers, tile_products  # noqa: E402
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
 from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: E402
 
@@ -35,7 +38,7 @@ PROCESSORS = {
     "alderlake": "avx2 f16c fma avxvnni",
     "znver4": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni",
     "znver5": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni avxvnni",
-    "sapphirerapids": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni avxvnni amx-int8",
+    "sapphirerapids": "avx2 f16c fma avx512f avx512bw avx512vl avx512vnni avxvnni amx-tile amx-int8",
 }
 """Some of what LLVM says of a processor."""
 
@@ -227,6 +230,43 @@ def test_which_exact_products_are_those_of_integers(monkeypatch: pytest.MonkeyPa
     assert kernel_for(3, 16, allowed="exact").factory is not exact_linear_of_integers
 
 
+# --- tiles ----------------------------------------------------------------------------------------------------------
+
+needs_tiles = pytest.mark.skipif(
+    not integers.multiplies_bytes() or not amx.has_tiles("int8"), reason="no products of tiles"
+)
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows", [8, 31, 150])
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_products_of_tiles_are_those_of_vectors(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TILE_ROWS, "value", 8)
+    length = 512 if as_dtype(name).block == 256 else 32 * 19
+    a = np.random.default_rng(7).standard_normal((rows, length)).astype(np.float32)
+    of_tiles, exact_of_tiles = product(name, rows, length, 37)[0], exact_product(name, a)[0]
+    monkeypatch.setattr(TILE_ROWS, "value", 1 << 20)
+    of_vectors, want, size = product(name, rows, length, 37)
+    np.testing.assert_allclose(of_tiles, of_vectors, rtol=0, atol=4e-6 * size.max())
+    exact_of_vectors, want, _ = exact_product(name, a)
+    assert np.square(exact_of_tiles - exact_of_vectors).sum() <= LIMIT * np.square(want).sum()
+
+
+@needs_tiles
+def test_tiles_of_other_libraries_stay_configured() -> None:
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(bytes.fromhex("c4e2784907c3") + bytes.fromhex("c4e2794907c3"))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    load, store = (ctypes.CFUNCTYPE(None, ctypes.c_void_p)(start + at) for at in (0, 6))  # ldtilecfg, sttilecfg
+    given, found = (ctypes.create_string_buffer(64) for _ in range(2))
+    given[0], given[16], given[48] = 1, 12, 3  # palette 1; tile 0 has 3 rows of 12 bytes
+    load(given)
+    product("q4_0", 16, 256, 32)
+    store(found)
+    assert found.raw == given.raw
+    load(ctypes.create_string_buffer(64))
+
+
 # --- other processors -----------------------------------------------------------------------------------------------
 
 
@@ -262,6 +302,7 @@ def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(here, "features", frozenset(PROCESSORS[processor].split()))
     monkeypatch.setattr(integer_products, "MachineCode", here.compile)
     monkeypatch.setattr(activations, "MachineCode", here.compile)
+    monkeypatch.setattr(tile_products, "MachineCode", here.compile)
     f32, form = as_dtype("f32"), integers.form_of("q5_1")
     monkeypatch.setattr(here, "machine", Machine())
     monkeypatch.setattr(binding, "create_pass_builder", partial(_pass_builder, binding.create_pass_builder, machine))
@@ -271,7 +312,10 @@ def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPat
     integer_products._many(integers.form_of("q8_0"), activations.digits_of(form, "int8"), 0, [], f32)
     instructions = "vpdpbusd" if "vnni" in PROCESSORS[processor] else "vpmaddubsw"
     assert all(instructions in text for text in written)
-    activations._records(form, digits, f32, 32, ordered=True)
+    if "amx" in PROCESSORS[processor]:
+        tile_products.multiply_tiles(form, digits, 32, [], f32)
+        assert "tdpbssd" in written[-1]
+    activations._records(form, digits, f32, 32, order="unpacked")
     assert not [line for text in written for line in text.splitlines() if line.startswith("\tcall")]
 
 

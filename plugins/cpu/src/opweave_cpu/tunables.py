@@ -18,8 +18,8 @@ from opweave.ops.samples import operand, weight
 
 __all__ = [
     "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
-    "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "SHARED_TILE", "SPREAD", "SPREAD_PASS", "SPREAD_WORK", "TILE", "TUNABLES",
-    "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
+    "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "SHARED_TILE", "SPREAD", "SPREAD_PASS", "SPREAD_WORK", "TILE",
+    "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
 ]  # fmt: skip
 
 
@@ -120,6 +120,10 @@ INTEGER_ROWS: Final = Tunable("integer_rows", 5, (1, 3, 5, 8), _products((2, 4, 
 """Rows up to which the integers of quantized weights are multiplied as they are unpacked. For more rows they are
 transposed first."""
 
+TILE_ROWS: Final = Tunable("tile_rows", 8, (4, 6, 8, 12, 16, 32), _products((5, 7, 10, 14, 24), "q4_0"))
+"""Rows from which on they are tiles, with quantized weights, where the processor multiplies tiles. With fewer, most of
+the 16 rows of a tile are empty."""
+
 PAIR_ROWS: Final = Tunable("pair_rows", 4, (2, 4, 8, 16), _products((3, 6, 12), "bf16"))
 """Rows from which on products in bf16 transpose the weights, for the instruction that multiplies pairs."""
 
@@ -127,5 +131,5 @@ TUNABLES: Final = (
     TILE, SHARED_TILE, SPREAD, SPREAD_PASS, SPREAD_WORK, ATTENTION_WORK, TURNED_ROWS, BLOCK_TILE, MANY_ROWS,
     COLUMN_TILE, BLAS_ROWS, BLAS_COLUMNS,
 )  # fmt: skip
-TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, PAIR_ROWS)
+TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, TILE_ROWS, PAIR_ROWS)
 """The tunables of compiled functions, which exist with the extra ``jit``."""

@@ -4,12 +4,16 @@ Each 256 activations of a row become a *record*: the digits of their integers, a
 second ones; then 16 f32. With 8 groups of 32 these are the factor of each group, then the sum of each times the
 ``offset`` of the `Form`; with groups of 16 their factors, and 16 more for such sums. Products take what the weights of
 a group have beside a multiple of their integers, g of the `Form`, from the sum.
+
+For products of tiles (`opweave_cpu.jit.amx`) the records of 16 rows are woven: four digits of each row in turn, and one
+f32 of each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from llvmlite import ir
 
@@ -18,17 +22,22 @@ from opweave.graph.dtypes import DType
 from opweave.graph.precision import Precision
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import RUNS, STRETCH, Form
-from opweave_cpu.jit.vectors import LANES, Vector, intrinsic, select, store, vector_type
-from opweave_cpu.jit.walk import Operand, Walk, bind_walk
+from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, select, store, vector_type
+from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
+from opweave_cpu.tiles import in_turn
 
-__all__ = ["Digits", "bind_records", "digits_of"]
+__all__ = ["Digits", "Order", "bind_records", "digits_of", "sums_of_products"]
+
+Order = Literal["unpacked", "natural", "woven"]
+"""How digits lie: in the order of the integers of weights, in that of the activations, or so, woven for 16 rows."""
 
 SMALLEST: Final = 2.0**-80
 LARGEST: Final = 2.0**100
 """For three digits the largest magnitude of a group is 0, or between these: factors are then normal numbers, and sums
 of products finite."""
 
+_I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
 _VECTOR_BYTES: Final = 64
 
@@ -76,37 +85,49 @@ def bind_records(
     marks: Arg | None,
     *,
     padded: int,
-    ordered: bool,
+    order: Order,
 ) -> Call:
     """The call that makes records of dense activations. The records of all rows for one stretch lie side by side.
 
     Args:
         marks: with three digits, ``u8``, one for each row: set to 1 where integers cannot represent activations of the
             row because they are infinite, NaN, or of magnitudes beyond `SMALLEST` and `LARGEST`; else to 0.
-        padded: rows for which there is memory.
-        ordered: whether digits are in the order of the integers of weights, or in that of the activations.
+        padded: rows for which there is memory, a multiple of 16 if they are woven. Those behind the last row stay as
+            they are.
     """
     inputs, size = x.shape[-1], x.dtype.itemsize
     rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
     record = digits.record_bytes(form)
-    key = "records", w.name, digits, x.dtype.name, tail, ordered
-    code = stream.artefact(key, partial(_records, form, digits, x.dtype, tail, ordered=ordered))
-    strides = [(inputs * size, STRETCH * size, size), (record, padded * record, 1), *[(1, 0, 0)] * (marks is not None)]
-    walk = Walk((rows, stretches, STRETCH), tuple(strides))
-    args = [x, records, *([] if marks is None else [marks])]
-    return bind_walk(stream, code, walk, args, work=4 * digits.places, by_first=True)
+    key = "records", w.name, digits, x.dtype.name, tail, order
+    code = stream.artefact(key, partial(_records, form, digits, x.dtype, tail, order=order))
+    # Two axes of rows: of blocks, and of the rows of each.
+    parts, of_block, of_row = [(0, rows, 1)], record, 0
+    if order == "woven":
+        parts, of_block, of_row = [(0, rows // LANES, LANES), (rows // LANES, 1, rows % LANES)], LANES * record, 4
+    height = max(n for _, _, n in parts)
+    calls = []
+    for first, count, n in parts:
+        if count and n:
+            strides = [(height * inputs * size, inputs * size, STRETCH * size, size)]
+            strides += [(of_block, of_row, padded * record, 1), *[(height, 1, 0, 0)] * (marks is not None)]
+            args = [moved(x, first * strides[0][0]), moved(records, first * of_block)]
+            args += [] if marks is None else [moved(marks, first * height)]
+            walk = Walk((count, n, stretches, STRETCH), tuple(strides))
+            calls.append(bind_walk(stream, code, walk, args, work=4 * digits.places, by_first=True))
+    return in_turn(calls)
 
 
-def _records(form: Form, digits: Digits, x: DType, tail: int, *, ordered: bool) -> MachineCode:
+def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -> MachineCode:
     exact = digits.places > 1
-    writer = Writer(3, [Operand(x.name, x.itemsize), *[Operand("i8", 1)] * (1 + exact)])
-    code = writer.code
-    place = {run: at for at, run in enumerate(form.order)} if ordered else {run: run for run in range(RUNS)}
-    with writer.loop(_I64(0), writer.lengths[0], 1) as r:
+    writer = Writer(4, [Operand(x.name, x.itemsize), *[Operand("i8", 1)] * (1 + exact)])
+    code, lengths = writer.code, writer.lengths
+    place = {run: at for at, run in enumerate(form.order)} if order == "unpacked" else {run: run for run in range(RUNS)}
+    rows = LANES if order == "woven" else 1
+    with writer.loop(_I64(0), lengths[0], 1) as block, writer.loop(_I64(0), lengths[1], 1) as r:
         mark = writer.cell(writer.number(0, "i32"))
-        with writer.loop(_I64(0), writer.lengths[1], 1) as s:
-            source, record = writer.at(0, r, s), writer.at(1, r, s)
-            is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
+        with writer.loop(_I64(0), lengths[2], 1) as s:
+            source, record = writer.at(0, block, r, s), writer.at(1, block, r, s)
+            is_last = code.icmp_signed("==", s, code.sub(lengths[2], _I64(1)))
             left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
             for group in range(RUNS // 2):
                 runs = (2 * group, 2 * group + 1)
@@ -127,16 +148,16 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, ordered: bool) 
                     whole = select(intrinsic("fabs", scaled) < float(2**digits.bits + 1), scaled, 0.0)
                     integers = Vector(code, code.fptosi(whole.value, vector_type("i32")), "i32")
                     for number, digit in enumerate(_split(integers, digits)):
-                        at = code.add(record, _I64(number * STRETCH + place[run] * LANES))
-                        store(code, digit.to("i8").value, at)
+                        at = rows * (number * STRETCH + place[run] * LANES)
+                        _store_digits(code, digit, code.add(record, _I64(at)), woven=order == "woven")
                     sums.append(integers)
                 first = [writer.total(v).to("f32") * factor * form.offset for v in sums]
                 if form.groups == 8:
                     first = [writer.total(sums[0] + sums[1]).to("f32") * factor * form.offset]
-                scalars = code.add(record, _I64(digits.places * STRETCH))
-                _store_scalars(writer, scalars, group, factor, first)
+                scalars = code.add(record, _I64(rows * digits.places * STRETCH))
+                _store_scalars(writer, scalars, group, factor, first, 4 * rows)
         if exact:
-            store(code, code.trunc(writer.first(mark.get()), ir.IntType(8)), writer.at(2, r))
+            store(code, code.trunc(writer.first(mark.get()), ir.IntType(8)), writer.at(2, block, r))
     return MachineCode(writer.end())
 
 
@@ -163,10 +184,48 @@ def _split(integers: Vector, digits: Digits) -> list[Vector]:
     return [integers, *found[::-1]]
 
 
-def _store_scalars(writer: Writer, scalars: Any, group: int, factor: Vector, sums: list[Vector]) -> None:
-    """A group's factor and sum; with groups of 16, those of both halves."""
+def _store_digits(code: Any, digits: Vector, address: Any, *, woven: bool) -> None:
+    """16 digits, one after the other, or the fours of them apart."""
+    value = digits.to("i8").value
+    if not woven:
+        store(code, value, address)
+        return
+    fours = code.bitcast(value, ir.VectorType(_I32, 4))
+    for k in range(4):
+        store(code, code.extract_element(fours, _I32(k)), code.add(address, _I64(k * _VECTOR_BYTES)), 4)
+
+
+def _store_scalars(writer: Writer, scalars: Any, group: int, factor: Vector, sums: list[Vector], distance: int) -> None:
+    """A group's factor and sum; with groups of 16, those of both halves. ``distance``: bytes from one f32 to the next
+    one."""
     code, count = writer.code, len(sums)
     for k, total in enumerate(sums):
         at = count * group + k
         for value, lane in ((factor, at), (total, 8 * count + at)):
-            store(code, writer.first(value), code.add(scalars, _I64(4 * lane)), 4)
+            store(code, writer.first(value), code.add(scalars, _I64(distance * lane)), 4)
+
+
+def sums_of_products(
+    code: Any, form: Form, digits: Digits, add: Callable[[list[Any], int], list[Any]], count: int, products: int
+) -> list[Vector]:
+    """Some vectors of sums of products, of integers of weights with those of activations, as f32.
+
+    Args:
+        add: adds the products with a digit to ``count`` vectors of i32.
+        products: how many are added up in a lane.
+    """
+    zeros = ir.Constant(vector_type("i32"), None)
+    shift, last = ir.Constant(zeros.type, [digits.base_bits] * LANES), digits.places - 1
+    fits = products * form.largest << digits.bits < 1 << 31
+    totals = add([zeros] * count, 0)
+    for digit in range(1, digits.places if fits else last):
+        totals = add([code.shl(total, shift) for total in totals], digit)
+    if fits:
+        return [_float(code, total) for total in totals]
+    # Whole sums would leave the range of i32: those of the last digit are added as f32.
+    ends, base = add([zeros] * count, last), 2.0**digits.base_bits
+    return [fma(_float(code, total), base, _float(code, end)) for total, end in zip(totals, ends, strict=True)]
+
+
+def _float(code: Any, integers: Any) -> Vector:
+    return Vector(code, code.sitofp(integers, vector_type("f32")), "f32")

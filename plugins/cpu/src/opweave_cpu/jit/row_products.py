@@ -18,7 +18,7 @@ from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import prefetch
 from opweave_cpu.jit.vectors import LANES, fma, vector_type
-from opweave_cpu.jit.walk import Operand, Walk, bind_walk
+from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 
@@ -57,12 +57,12 @@ def bind_row_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, tu
     together = _together(padded(rows) // LANES, inputs, outputs)
     args, strides = [turned], [(0, line, _ITEM)]
     for k in range(together):
-        args.append(_from(w, k * inputs * _ITEM))
+        args.append(moved(w, k * inputs * _ITEM))
         strides.append((together * inputs * _ITEM, _ITEM, 0))
     if b is not None:
-        args += [_from(b, k * _ITEM) for k in range(together)]
+        args += [moved(b, k * _ITEM) for k in range(together)]
         strides += [(together * _ITEM, 0, 0)] * together
-    args += [_from(out, k * _ITEM) for k in range(together)]
+    args += [moved(out, k * _ITEM) for k in range(together)]
     strides += [(together * _ITEM, 0, outputs * _ITEM)] * together
     walk = Walk((outputs // together, inputs, rows), tuple(strides))
     key = padded(rows) // LANES, together, b is not None
@@ -77,10 +77,6 @@ def _together(vectors: int, inputs: int, outputs: int) -> int:
     if inputs * _ITEM % PAGE == 0:
         most = min(most, 4)
     return next(n for n in (8, 6, 4, 3, 2, 1) if n <= max(1, most) and outputs % n == 0)
-
-
-def _from(arg: Arg, offset: int) -> Arg:
-    return Arg(arg.buffer, arg.offset + offset, arg.dtype, arg.shape, arg.strides)
 
 
 def _transposed() -> MachineCode:

@@ -14,7 +14,7 @@ from opweave_cpu.jit.compiler import FirstRun, MachineCode
 from opweave_cpu.tiles import at_once, shares, workers_of
 from opweave_cpu.tunables import COMPILED_WORK
 
-__all__ = ["Operand", "Prepared", "Walk", "bind_walk", "walk_over"]
+__all__ = ["Operand", "Prepared", "Walk", "bind_walk", "moved", "walk_over"]
 
 HOLDING_WORK: Final = 1 << 13
 """Elementary operations up to which a kernel keeps the interpreter's lock."""
@@ -70,6 +70,11 @@ def walk_over(shape: Shape, strides: Sequence[Sequence[int]], *, rows: bool = Fa
     if not lengths:
         lengths, steps = [1], [[0] * len(strides)]
     return Walk(tuple(lengths), tuple(zip(*steps, strict=True)))
+
+
+def moved(arg: Arg, nbytes: int) -> Arg:
+    """An operand that lies ``nbytes`` bytes further."""
+    return Arg(arg.buffer, arg.offset + nbytes, arg.dtype, arg.shape, arg.strides)
 
 
 class Prepared:

@@ -142,6 +142,10 @@ class Writer:
         self.code.store(start.value, place)
         return Cell(self.code, place, start.kind)
 
+    def at_most(self, limit: int, value: Any) -> Any:
+        """The smaller one of two integers of 64 bits."""
+        return self.code.select(self.code.icmp_signed("<", value, _I64(limit)), value, _I64(limit))
+
     # --- loops ------------------------------------------------------------------------------------------------------
 
     @contextmanager

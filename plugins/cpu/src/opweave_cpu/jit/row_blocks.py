@@ -1,0 +1,93 @@
+"""Products that take 16 rows of weights at a time: what their kernels share.
+
+Their walk has three axes, blocks of 16 rows of weights, parts of a row, and rows of activations, and their operands are
+weights, activations, a bias if there is one, and the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from llvmlite import ir
+
+from opweave.contract import Arg, Call, Stream
+from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.vectors import LANES, Vector, load, vector_type
+from opweave_cpu.jit.walk import Walk, bind_walk, moved
+from opweave_cpu.jit.writer import Writer
+from opweave_cpu.tiles import in_turn
+
+__all__ = ["CHUNK", "VECTOR_BYTES", "bind_row_blocks", "chunks", "place", "store_results"]
+
+CHUNK: Final = 128
+"""Rows of activations whose sums are in the cache at once. Weights are prepared anew for each chunk of rows."""
+
+VECTOR_BYTES: Final = 64
+"""Bytes of 16 numbers in f32, or of four bytes each."""
+
+_I64: Final = ir.IntType(64)
+
+
+def bind_row_blocks(
+    stream: Stream,
+    code: MachineCode,
+    args: Sequence[Arg],
+    lengths: tuple[int, int],
+    of_weights: tuple[int, int],
+    of_activations: tuple[int, int],
+    work: int,
+) -> Call:
+    """The call of a kernel for all rows of weights, at least 16.
+
+    Args:
+        args: the operands.
+        lengths: parts of a row, and rows of activations.
+        of_weights: bytes of a row, and from one part of it to the next.
+        of_activations: bytes from one part to the next, and from one row to the next.
+        work: elementary operations for one part of 16 rows of weights and one row of activations.
+    """
+    w, x, *others = args
+    outputs, (row, part) = w.shape[0], of_weights
+    strides: list[tuple[int, ...]] = [(LANES * row, part, 0), (0, *of_activations)]
+    strides += [(LANES * a.dtype.itemsize, 0, 0) for a in others[:-1]]
+    size = others[-1].dtype.itemsize
+    strides.append((LANES * size, 0, outputs * size))
+    calls = []
+    # Of rows of weights that are no multiple of 16 the last 16 are multiplied too, some of them a second time.
+    for first, count in ((0, outputs // LANES), (outputs - LANES, int(outputs % LANES > 0))):
+        if count:
+            some = [moved(w, first * row), x, *[moved(a, first * a.dtype.itemsize) for a in others]]
+            walk = Walk((count, *lengths), tuple(strides))
+            calls.append(bind_walk(stream, code, walk, some, work=work, by_first=True))
+    return in_turn(calls)
+
+
+def place(code: Any, array: Any, i: Any) -> Any:
+    """The address of vector ``i`` of an array."""
+    return code.add(array, code.mul(i, _I64(VECTOR_BYTES)))
+
+
+@contextmanager
+def chunks(writer: Writer) -> Iterator[tuple[Any, Any, Any]]:
+    """Code for each block of 16 rows of weights and each chunk of rows of activations: gives the numbers of the block
+    and of the first row, and how many rows there are."""
+    all_rows = writer.lengths[2]
+    with writer.loop(_I64(0), writer.lengths[0], 1) as n, writer.loop(_I64(0), all_rows, CHUNK) as first:
+        yield n, first, writer.at_most(CHUNK, writer.code.sub(all_rows, first))
+
+
+def store_results(writer: Writer, sums: Any, n: Any, first: Any, rows: Any, *, biased: bool) -> None:
+    """Code that stores the results of a chunk, plus the bias if there is one.
+
+    Args:
+        sums: the address of a vector for each row: its products with the 16 rows of weights.
+        n, first, rows: as of `chunks`.
+    """
+    code, out = writer.code, 2 + biased
+    with writer.loop(_I64(0), rows, 1) as r:
+        result = Vector(code, load(code, vector_type("f32"), place(code, sums, r), VECTOR_BYTES), "f32")
+        if biased:
+            result = result + writer.read(2, writer.at(2, n), _I64(0))
+        writer.write(out, writer.at(out, n, _I64(0), code.add(first, r)), _I64(0), result)
