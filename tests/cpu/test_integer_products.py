@@ -27,6 +27,7 @@ gguf = pytest.importorskip("gguf")
 from opweave_cpu.jit import activations, amx, compiler, integer_products, integers, tile_products  # noqa: E402
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
 from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: E402
+from tests.cpu.conftest import place  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -250,6 +251,18 @@ def test_products_of_tiles_are_those_of_vectors(name: str, rows: int, monkeypatc
     np.testing.assert_allclose(of_tiles, of_vectors, rtol=0, atol=4e-6 * size.max())
     exact_of_vectors, want, _ = exact_product(name, a)
     assert np.square(exact_of_tiles - exact_of_vectors).sum() <= LIMIT * np.square(want).sum()
+
+
+@needs_tiles
+def test_rows_of_tiles_that_do_not_exist_have_no_numbers() -> None:
+    device, form, kind = CpuDevice(), integers.form_of("q4_0"), as_dtype("q4_0")
+    digits = activations.digits_of(form, "int8")
+    memory = np.ones(16 * digits.record_bytes(form), np.uint8)  # subnormal as f32
+    x, records = place(device, np.ones((3, 256), np.float32)), place(device, memory)
+    activations.bind_records(device.open(), form, digits, x, kind, records, None, padded=16, order="woven")()
+    scalars = records.view[16 * 256 :].view(np.float32).reshape(16, 16)
+    assert scalars[:, :3].all()
+    assert not scalars[:, 3:].any()
 
 
 @needs_tiles

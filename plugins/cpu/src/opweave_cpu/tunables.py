@@ -120,7 +120,7 @@ INTEGER_ROWS: Final = Tunable("integer_rows", 5, (1, 3, 5, 8), _products((2, 4, 
 """Rows up to which the integers of quantized weights are multiplied as they are unpacked. For more rows they are
 transposed first."""
 
-TILE_ROWS: Final = Tunable("tile_rows", 8, (4, 6, 8, 12, 16, 32), _products((5, 7, 10, 14, 24), "q4_0"))
+TILE_ROWS: Final = Tunable("tile_rows", 9, (4, 6, 9, 12, 16, 32), _products((5, 7, 10, 14, 24), "q4_0"))
 """Rows from which on they are tiles, with quantized weights, where the processor multiplies tiles. With fewer, most of
 the 16 rows of a tile are empty."""
 

@@ -12,6 +12,7 @@ f32 of each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.precision import Precision
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import RUNS, STRETCH, Form
-from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, select, store, vector_type
+from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, load, select, store, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
@@ -37,6 +38,7 @@ LARGEST: Final = 2.0**100
 """For three digits the largest magnitude of a group is 0, or between these: factors are then normal numbers, and sums
 of products finite."""
 
+_I8: Final = ir.IntType(8)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
 _VECTOR_BYTES: Final = 64
@@ -123,41 +125,54 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -
     code, lengths = writer.code, writer.lengths
     place = {run: at for at, run in enumerate(form.order)} if order == "unpacked" else {run: run for run in range(RUNS)}
     rows = LANES if order == "woven" else 1
-    with writer.loop(_I64(0), lengths[0], 1) as block, writer.loop(_I64(0), lengths[1], 1) as r:
+    scalars_at = rows * digits.places * STRETCH
+    with ExitStack() as stack:
+        block = stack.enter_context(writer.loop(_I64(0), lengths[0], 1))
+        s = stack.enter_context(writer.loop(_I64(0), lengths[2], 1))
+        if order == "woven":
+            # Numbers of rows that do not exist would be any, and arithmetic with subnormal ones takes long.
+            for at in range(scalars_at, rows * digits.record_bytes(form), _VECTOR_BYTES):
+                place_of_scalars = code.add(writer.at(1, block, _I64(0), s), _I64(at))
+                store(code, ir.Constant(vector_type("f32"), None), place_of_scalars, 4)
+        # The rows of a block inside: woven, they share cache lines.
+        r = stack.enter_context(writer.loop(_I64(0), lengths[1], 1))
         mark = writer.cell(writer.number(0, "i32"))
-        with writer.loop(_I64(0), lengths[2], 1) as s:
-            source, record = writer.at(0, block, r, s), writer.at(1, block, r, s)
-            is_last = code.icmp_signed("==", s, code.sub(lengths[2], _I64(1)))
-            left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
-            for group in range(RUNS // 2):
-                runs = (2 * group, 2 * group + 1)
-                values = []
-                for run in runs:
-                    lanes = ir.Constant(vector_type("i64"), list(range(run * LANES, (run + 1) * LANES)))
-                    mask = code.icmp_signed("<", lanes, writer.splat(left, "i64").value) if tail else None
-                    values.append(writer.read(0, source, _I64(run * LANES), mask))
-                largest = writer.largest(intrinsic("maximum", *[intrinsic("fabs", v) for v in values]))
-                if exact:
-                    factor, inverse = _powers(largest, digits, mark)
-                else:
-                    factor, inverse = largest * (1 / 127), select(largest > 1e-37, 127.0 / largest, 0.0)
-                sums = []
-                for run, value in zip(runs, values, strict=True):
-                    scaled = intrinsic("rint", value * inverse)
-                    # In int8 an infinity or NaN makes the factor of its group infinite or NaN, and the result NaN.
-                    whole = select(intrinsic("fabs", scaled) < float(2**digits.bits + 1), scaled, 0.0)
-                    integers = Vector(code, code.fptosi(whole.value, vector_type("i32")), "i32")
-                    for number, digit in enumerate(_split(integers, digits)):
-                        at = rows * (number * STRETCH + place[run] * LANES)
-                        _store_digits(code, digit, code.add(record, _I64(at)), woven=order == "woven")
-                    sums.append(integers)
-                first = [writer.total(v).to("f32") * factor * form.offset for v in sums]
-                if form.groups == 8:
-                    first = [writer.total(sums[0] + sums[1]).to("f32") * factor * form.offset]
-                scalars = code.add(record, _I64(rows * digits.places * STRETCH))
-                _store_scalars(writer, scalars, group, factor, first, 4 * rows)
+        source, record = writer.at(0, block, r, s), writer.at(1, block, r, s)
+        is_last = code.icmp_signed("==", s, code.sub(lengths[2], _I64(1)))
+        left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
+        for group in range(RUNS // 2):
+            runs = (2 * group, 2 * group + 1)
+            values = []
+            for run in runs:
+                lanes = ir.Constant(vector_type("i64"), list(range(run * LANES, (run + 1) * LANES)))
+                mask = code.icmp_signed("<", lanes, writer.splat(left, "i64").value) if tail else None
+                values.append(writer.read(0, source, _I64(run * LANES), mask))
+            # Magnitudes of floats are in the order of their bits, with NaN above infinity.
+            magnitudes = [v.bits("i32") & 0x7FFFFFFF for v in values]
+            largest = writer.reduced(intrinsic("smax", *magnitudes), "smax").bits("f32")
+            if exact:
+                factor, inverse = _powers(largest, digits, mark)
+            else:
+                factor, inverse = largest * (1 / 127), select(largest > 1e-37, 127.0 / largest, 0.0)
+            sums = []
+            for run, value in zip(runs, values, strict=True):
+                scaled = intrinsic("rint", value * inverse)
+                # In int8 an infinity or NaN makes the factor of its group infinite or NaN, and the result NaN.
+                whole = select(intrinsic("fabs", scaled) < float(2**digits.bits + 1), scaled, 0.0)
+                integers = Vector(code, code.fptosi(whole.value, vector_type("i32")), "i32")
+                for number, digit in enumerate(_split(integers, digits)):
+                    at = rows * (number * STRETCH + place[run] * LANES)
+                    _store_digits(code, digit, code.add(record, _I64(at)), woven=order == "woven")
+                sums.append(integers)
+            if form.groups == 8:
+                sums = [sums[0] + sums[1]]
+            first = [writer.reduced(v, "add").to("f32") * factor * form.offset for v in sums]
+            scalars = code.add(record, _I64(scalars_at))
+            _store_scalars(writer, scalars, group, factor, first, 4 * rows)
         if exact:
-            store(code, code.trunc(writer.first(mark.get()), ir.IntType(8)), writer.at(2, block, r))
+            at, found = writer.at(2, block, r), code.trunc(writer.first(mark.get()), _I8)
+            before = code.select(code.icmp_signed("==", s, _I64(0)), _I8(0), load(code, _I8, at))
+            store(code, code.or_(before, found), at)
     return MachineCode(writer.end())
 
 

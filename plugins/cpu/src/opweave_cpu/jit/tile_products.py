@@ -89,7 +89,7 @@ class _TileProduct:
             **dict.fromkeys(self._activations, (width // 4, ROW_BYTES)),
         }
         self._unpacked = writer.array(ir.ArrayType(_I8, UNPACKED), LANES)
-        self._results = writer.array(vector_type("i32"), LANES * count)
+        self._results = writer.array(vector_type("i32"), 2 * LANES * count)
 
     def keep(self, row: Any, vectors: Sequence[Any], factors: Vector) -> None:
         """Stores the integers and factors of a row of weights."""
@@ -107,49 +107,60 @@ class _TileProduct:
         Args:
             record: the address of the woven records.
         """
-        code, writer, places = self._writer.code, self._writer, self._digits.places
+        code, writer = self._writer.code, self._writer
         at = [code.add(sums, _I64(w * VECTOR_BYTES)) for w in range(LANES)]
         cells = [writer.cell(self._floats(address)) for address in at]
-        with writer.loop(_I64(0), _I64(self._form.groups), self._together) as first:
-            for k, left in enumerate(self._weights):
-                group = code.add(first, _I64(k))
-                start = code.mul(group, _I64(self._width))
-                registers.load(left, code.add(self._unpacked, start), UNPACKED)
-                for digit in range(places):
-                    number = k * places + digit
-                    right = self._activations[number]
-                    rows = code.add(record, code.mul(group, _I64(self._width * LANES)))
-                    registers.load(right, code.add(rows, _I64(digit * STRETCH * LANES)), ROW_BYTES)
-                    registers.zero(number)
-                    registers.multiply("int8", number, left, right)
-            for number in self._products:
-                registers.store(number, self._result(number, 0), ROW_BYTES)
-            for k in range(self._together):
-                self._add_group(record, code.add(first, _I64(k)), k, cells)
+        steps = [range(first, first + self._together) for first in range(0, self._form.groups, self._together)]
+        self._multiply(registers, record, steps[0], 0)
+        for number, groups in enumerate(steps):
+            # What tiles wrote is read late: the processor does not forward it, but waits until it is in the cache.
+            if number + 1 < len(steps):
+                self._multiply(registers, record, steps[number + 1], (number + 1) % 2)
+            for k, group in enumerate(groups):
+                self._add_group(record, group, (number % 2, k), cells)
         for address, cell in zip(at, cells, strict=True):
             store(code, cell.get().value, address, VECTOR_BYTES)
 
-    def _add_group(self, record: Any, group: Any, number: int, cells: Sequence[Any]) -> None:
-        """Adds the products of a group, multiplied by its factors, to the sums."""
+    def _multiply(self, registers: Tiles, record: Any, groups: range, half: int) -> None:
+        """Writes the products of some groups to a half of the results."""
+        code, places = self._writer.code, self._digits.places
+        for k, group in enumerate(groups):
+            left, rows = self._weights[k], group * self._width * LANES
+            registers.load(left, code.add(self._unpacked, _I64(group * self._width)), UNPACKED)
+            for digit in range(places):
+                product = self._products[k * places + digit]
+                right = self._activations[k * places + digit]
+                registers.load(right, code.add(record, _I64(digit * STRETCH * LANES + rows)), ROW_BYTES)
+                registers.zero(product)
+                registers.multiply("int8", product, left, right)
+        for product in self._products:
+            registers.store(product, self._result(half, product, 0), ROW_BYTES)
+
+    def _add_group(self, record: Any, group: int, number: tuple[int, int], cells: Sequence[Any]) -> None:
+        """Adds the products of a group, multiplied by its factors, to the sums.
+
+        Args:
+            number: the half of the results, and the number of the group in it.
+        """
         code, form, digits = self._writer.code, self._form, self._digits
-        scalars = code.add(record, code.mul(group, _I64(VECTOR_BYTES)))
-        scalars = code.add(scalars, _I64(digits.places * STRETCH * LANES))
+        scalars = code.add(record, _I64(digits.places * STRETCH * LANES + group * VECTOR_BYTES))
         factors = self._floats(scalars)
         rests = self._floats(code.add(scalars, _I64(form.groups * VECTOR_BYTES))) if form.has_rest else None
         for w, cell in enumerate(cells):
 
             def add(totals: list[Any], digit: int, w: int = w) -> list[Any]:
-                at = self._result(number * digits.places + digit, w)
+                at = self._result(number[0], number[1] * digits.places + digit, w)
                 return [code.add(totals[0], load(code, vector_type("i32"), at, VECTOR_BYTES))]
 
             (total,) = sums_of_products(code, form, digits, add, 1, self._width)
-            numbers = code.add(self._unpacked, code.add(_I64(w * UNPACKED + STRETCH), code.mul(group, _I64(4))))
+            numbers = code.add(self._unpacked, _I64(w * UNPACKED + STRETCH + 4 * group))
             cell.set(fma(total * self._repeated(numbers), factors, cell.get()))
             if rests is not None:
                 cell.set(fma(rests, self._repeated(code.add(numbers, _I64(32))), cell.get()))
 
-    def _result(self, number: int, row: int) -> Any:
-        return self._writer.code.add(self._results, _I64((number * LANES + row) * VECTOR_BYTES))
+    def _result(self, half: int, product: int, row: int) -> Any:
+        at = (half * len(self._products) + product) * LANES + row
+        return self._writer.code.add(self._results, _I64(at * VECTOR_BYTES))
 
     def _floats(self, address: Any) -> Vector:
         return Vector(self._writer.code, load(self._writer.code, vector_type("f32"), address, VECTOR_BYTES), "f32")

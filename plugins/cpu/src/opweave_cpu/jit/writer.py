@@ -315,6 +315,12 @@ class Writer:
         """The largest lane, NaN if there is one, in all lanes."""
         return self.extreme(x, "maximum")
 
+    def reduced(self, x: Vector, operation: str) -> Vector:
+        """The lanes of integers joined by an operation, as LLVM calls it (``add``, ``smax``), in all lanes."""
+        kind = x.value.type
+        function = declared(self.code, f"llvm.vector.reduce.{operation}.v{LANES}{x.kind}", kind.element, [kind])
+        return self.splat(self.code.call(function, [x.value]), x.kind)
+
     def extreme(self, x: Vector, which: str) -> Vector:
         """The ``maximum`` or ``minimum`` of the lanes, NaN if there is one, in all lanes."""
         return self._folded(x, partial(intrinsic, which))
