@@ -14,12 +14,12 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode
-from opweave_cpu.jit.vectors import LANES, Vector, load, vector_type
+from opweave_cpu.jit.vectors import LANES, Vector, load, store, transposed, vector_type
 from opweave_cpu.jit.walk import Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["CHUNK", "VECTOR_BYTES", "bind_row_blocks", "chunks", "place", "store_results"]
+__all__ = ["CHUNK", "VECTOR_BYTES", "bind_row_blocks", "chunks", "place", "store_results", "turn_sums"]
 
 CHUNK: Final = 128
 """Rows of activations whose sums are in the cache at once. Weights are prepared anew for each chunk of rows."""
@@ -76,6 +76,17 @@ def chunks(writer: Writer) -> Iterator[tuple[Any, Any, Any]]:
     all_rows = writer.lengths[2]
     with writer.loop(_I64(0), writer.lengths[0], 1) as n, writer.loop(_I64(0), all_rows, CHUNK) as first:
         yield n, first, writer.at_most(CHUNK, writer.code.sub(all_rows, first))
+
+
+def turn_sums(writer: Writer, sums: Any, rows: Any) -> None:
+    """Code that transposes the sums of each 16 rows: from vectors of one row of weights each to those of one row of
+    activations, as `store_results` takes them."""
+    code = writer.code
+    with writer.loop(_I64(0), rows, LANES) as r:
+        at = [place(code, sums, code.add(r, _I64(k))) for k in range(LANES)]
+        by_weights = [load(code, vector_type("f32"), address, VECTOR_BYTES) for address in at]
+        for address, row in zip(at, transposed(code, by_weights), strict=True):
+            store(code, row, address, VECTOR_BYTES)
 
 
 def store_results(writer: Writer, sums: Any, n: Any, first: Any, rows: Any, *, biased: bool) -> None:

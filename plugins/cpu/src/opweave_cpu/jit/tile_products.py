@@ -18,8 +18,8 @@ from opweave_cpu.jit.activations import Digits, sums_of_products
 from opweave_cpu.jit.amx import ROW_BYTES, ROWS, Tiles, tiles
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row
-from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, chunks, place, store_results
-from opweave_cpu.jit.vectors import LANES, Vector, fma, load, store, transposed, vector_type
+from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, chunks, place, store_results, turn_sums
+from opweave_cpu.jit.vectors import LANES, Vector, fma, load, store, vector_type
 from opweave_cpu.jit.walk import Operand
 from opweave_cpu.jit.writer import Writer
 
@@ -58,11 +58,7 @@ def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg],
             with writer.loop(_I64(0), rows, LANES) as r:
                 record = writer.at(1, _I64(0), s, code.add(chunk, r))
                 product.multiply(registers, record, place(code, sums, r))
-        with writer.loop(_I64(0), rows, LANES) as r:
-            at = [place(code, sums, code.add(r, _I64(k))) for k in range(LANES)]
-            by_weights = [load(code, vector_type("f32"), address, VECTOR_BYTES) for address in at]
-            for address, row in zip(at, transposed(code, by_weights), strict=True):
-                store(code, row, address, VECTOR_BYTES)
+        turn_sums(writer, sums, rows)
         store_results(writer, sums, n, chunk, rows, biased=bool(biases))
     return MachineCode(writer.end())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract.workspace import Arrays
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tunables import PAIR_ROWS
@@ -24,8 +25,22 @@ def _why_not(step: Step) -> str | None:
     return None if multiplies_pairs() else "the processor does not multiply pairs of bf16"
 
 
-@KERNELS("linear", dtypes="bf16", layout="dense", when=_why_not)
-def linear_of_pairs(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None) -> Call:
+def _workspace(step: Step) -> Arrays:
+    from opweave_cpu.jit.half_tiles import multiplies_tiles, woven_bytes
+
+    x, w = step.srcs[:2]
+    inputs = w.shape[1]
+    return {"woven": ("u8", (woven_bytes(x.size // inputs, inputs) if multiplies_tiles(inputs) else 0,))}
+
+
+@KERNELS("linear", dtypes="bf16", layout="dense", when=_why_not, workspace=_workspace)
+def linear_of_pairs(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, woven: Arg | None = None
+) -> Call:
+    if woven is not None:
+        from opweave_cpu.jit.half_tiles import bind_tile_product
+
+        return bind_tile_product(stream, out, x, w, b, woven)
     from opweave_cpu.jit.half_products import bind_half_product
 
     return bind_half_product(stream, out, x, w, b)
