@@ -1,4 +1,4 @@
-"""``opweave onnx``: what a model file is, what runs where, a run, and a comparison with ONNX Runtime."""
+"""``opweave onnx``: commands that show, plan, run and compare ONNX models."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _shown(value: Value) -> dict[str, Any]:
 
 
 def _info(model: _File, as_json: _Json = False) -> None:
-    """What the file says: inputs, outputs, operators, weights, metadata; and operators that opweave does not know."""
+    """Show inputs, outputs, operators, weights and metadata of a file, and the operators that opweave does not know."""
     from opweave_onnx.reading import read_model
     from opweave_onnx.session import missing_operators
 
@@ -137,7 +137,7 @@ def _plan(
     as_json: _Json = False,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
 ) -> None:
-    """What would run where and why, and how much memory each device needs. No weights are loaded."""
+    """Show where each node would run and why, and how much memory each device needs. No weights are loaded."""
     from opweave.cost.predict import memory_of
     from opweave.tools.writable import check_writable
 
@@ -190,7 +190,7 @@ def _run(
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Write each output as NAME.npy.")] = "",
     as_json: _Json = False,
 ) -> None:
-    """Run a model, for random numbers or for given inputs."""
+    """Run a model with random or given inputs, and show its outputs and times."""
     folder = Path(output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
