@@ -5,7 +5,7 @@ Both may be placed on a device by name. If they are not, the first program that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -302,7 +302,7 @@ def _resolve_or_split(where: Where | Sharded) -> Device | Sharded | None:
 
 def state(
     name: str,
-    shape: int | Sequence[int],
+    shape: int | Iterable[int],
     dtype: DTypeLike = f32,
     *,
     device: Where | Sharded = None,

@@ -68,9 +68,9 @@ def test_equal_numbers_are_one_constant_and_arrays_are_copied():
 def test_shapes_of_leaves_are_an_integer_or_several(leaf):
     for shape in (3, np.int64(3), [3], range(3, 4), np.array([3])):
         assert leaf("x", shape).shape == (3,)
-    for shape in (None, "ab", 2.5, (2, None), {"a": 1}):
+    for wrong in (None, "ab", 2.5, (2, None), {"a": 1}):
         with pytest.raises(ow.ShapeError, match="a shape is a tuple of integers"):
-            leaf("x", shape)
+            leaf("x", wrong)
 
 
 def test_axes_to_swap_are_integers():

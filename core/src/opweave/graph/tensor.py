@@ -8,7 +8,7 @@ programs that were built before. An equal node that is built again keeps the nam
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from math import prod
 from os.path import dirname, sep
 from typing import TYPE_CHECKING, Any, Final
@@ -423,12 +423,12 @@ def new_leaf(leaf: Leaf, shape: Shape, dtype: DType) -> Tensor:
     return tensor
 
 
-def input(name: str, shape: int | Sequence[int], dtype: DTypeLike = f32, *, borrowed: bool = False) -> Tensor:
+def input(name: str, shape: int | Iterable[int], dtype: DTypeLike = f32, *, borrowed: bool = False) -> Tensor:
     """A value that is fed for each run. A second call with equal arguments returns the same tensor.
 
     Args:
         name: how it is fed: ``program.run({"x": array})``.
-        shape: lengths of up to 8 axes.
+        shape: lengths of up to 8 axes, or one length.
         dtype: a `DType` or its name.
         borrowed: fed arrays are not copied; the caller must not change them until the run is complete.
 

@@ -38,20 +38,30 @@ def _attention(
     q, k, v = (_heads(part, heads) for part in ow.split(y, sizes, -1))
     if past is not None:
         k, v = ow.concat([past[0], k], 2), ow.concat([past[1], v], 2)
-    bias_ = _hidden(call, mask, x.shape[0], q, k)
-    if extra is not None:
-        bias_ = extra if bias_ is None else bias_ + extra
-    if call.get("unidirectional", 0):
-        bias_ = _causal(q, k, bias_)
-    scale = call.get("scale", 0.0) or q.shape[-1] ** -0.5
-    result = _joined(ow.attention(q, k, v, bias_, scale=scale))
+    result = _attended(call, q, k, v, mask, extra)
     return (result, ow.concat([ow.expand_dims(k, 0), ow.expand_dims(v, 0)], 0)) if call.wants(1) else result
 
 
-def _hidden(call: Call, mask: Tensor | None, batch: int, q: Tensor, k: Tensor) -> Tensor | None:
+def _attended(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
+    """Attention of (batch, heads, tokens, size), masked as the node says, as (batch, tokens, heads · size); ``extra``
+    is added to the scores."""
+    hidden = _hidden(call, mask, q, k)
+    if extra is not None:
+        hidden = extra if hidden is None else hidden + extra
+    if call.get("unidirectional", 0):
+        hidden = _causal(q, k, hidden)
+    return _joined(ow.attention(q, k, v, hidden, scale=_scale(call, q)))
+
+
+def _scale(call: Call, q: Tensor) -> float:
+    return call.get("scale", 0.0) or q.shape[-1] ** -0.5  # type: ignore[no-any-return]
+
+
+def _hidden(call: Call, mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """A mask for the keys, of 1 and 0 or of the lengths of sequences, as a mask that is added to scores."""
     if mask is None:
         return None
+    batch = q.shape[0]
     if mask.ndim == 1:
         if mask.shape[0] != batch:
             raise call.refuse("masks of starts and ends are not supported")
@@ -84,13 +94,7 @@ def _multi_head_attention(
     queries, keys, values = parts
     if past_k is not None and past_v is not None:
         keys, values = ow.concat([past_k, keys], 2), ow.concat([past_v, values], 2)
-    hidden = _hidden(call, mask, q.shape[0], queries, keys)
-    if extra is not None:
-        hidden = extra if hidden is None else hidden + extra
-    if call.get("unidirectional", 0):
-        hidden = _causal(queries, keys, hidden)
-    scale = call.get("scale", 0.0) or queries.shape[-1] ** -0.5
-    result = _joined(ow.attention(queries, keys, values, hidden, scale=scale))
+    result = _attended(call, queries, keys, values, mask, extra)
     return (result, keys, values) if call.wants(1) else result
 
 
@@ -126,8 +130,7 @@ def _group_query_attention(
         n, m = queries.shape[2], keys.shape[2]
         far = np.tril(np.full((n, m), -np.inf, np.float32), m - n - window)
         hidden = hidden + ow.constant(far).astype(hidden.dtype)
-    scale = call.get("scale", 0.0) or queries.shape[-1] ** -0.5
-    result = ow.attention(queries, keys, values, hidden, scale=scale, soft_cap=call.get("softcap", 0.0))
+    result = ow.attention(queries, keys, values, hidden, scale=_scale(call, queries), soft_cap=call.get("softcap", 0.0))
     return _joined(result), keys, values
 
 

@@ -66,13 +66,11 @@ def _reduce(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
         at = tuple(range(x.ndim))
     if not at:
         return _elements(call.node.op, x).astype(x.dtype)
-    if not x.size and call.node.op in EMPTY and x.dtype.name != "bool":
+    is_bool = x.dtype.name == "bool"
+    if not x.size and (is_bool or call.node.op in EMPTY):
         shape = [1 if i in at else n for i, n in enumerate(x.shape) if keep or i not in at]
-        return ow.full(shape, EMPTY[call.node.op](x), x.dtype)
-    if x.dtype.name == "bool":
-        if not x.size:
-            shape = [1 if i in at else n for i, n in enumerate(x.shape) if keep or i not in at]
-            return ow.full(shape, call.node.op == "ReduceMin", "bool")
+        return ow.full(shape, call.node.op == "ReduceMin" if is_bool else EMPTY[call.node.op](x), x.dtype)
+    if is_bool:
         return REDUCTIONS[call.node.op](x.astype("u8"), at, keep).astype("bool")
     return REDUCTIONS[call.node.op](x, at, keep).astype(x.dtype)
 
