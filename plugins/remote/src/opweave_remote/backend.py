@@ -11,7 +11,8 @@ import opweave
 from opweave.concurrency import Lock
 from opweave.contract import Backend, Device
 from opweave.errors import OpweaveError, PluginError, Unavailable
-from opweave_remote.connection import Connection, tcp_dial
+from opweave_remote.connection import Connection
+from opweave_remote.dialing import tcp_dial
 from opweave_remote.security import check_token, read_token, tls_client
 from opweave_remote.wires import Address
 
@@ -77,7 +78,8 @@ def connect(
         ca: PEM file of the certificate authority that is trusted. Default: those the system trusts.
         cert, key: PEM files of this client's certificate, for servers that ask for one.
         server_name: the name in the server's certificate, if it is not the host of the address.
-        deadline: seconds after which a server that gives no sign of life is lost.
+        deadline: seconds after which a server that gives no sign of life is lost. Connecting takes at most twice as
+            long, apart from the look-up of the name.
 
     Raises:
         FormatError: ``address`` is not of these forms.

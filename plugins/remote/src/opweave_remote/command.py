@@ -63,7 +63,13 @@ def serve_devices(
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Answer GET /metrics there, for Prometheus.")
     ] = None,
     grace: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", min=0, help="What clients get to leave, after SIGTERM.")
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="What clients get to leave, after SIGTERM or Ctrl-C; the second one ends at once.",
+        ),
     ] = 10.0,
     new_token: Annotated[
         str | None, typer.Option("--make-token", metavar="FILE", help="Write a new random token there, and end.")
@@ -99,8 +105,14 @@ def serve_devices(
         print(f"metrics on http://{front.show_metrics(Address.parse(metrics))}/metrics", flush=True)
     print(f"listening on {front.address}: {', '.join(front.devices)}", flush=True)
     asked = threading.Event()
+
+    def end(*_: object) -> None:
+        if asked.is_set():
+            front.end_now()
+        asked.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+        signal.signal(number, end)
     while not asked.is_set() and not front.ended.is_set():
         asked.wait(0.5)
     failed = front.ended.is_set()

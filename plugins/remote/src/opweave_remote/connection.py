@@ -6,7 +6,6 @@ import socket
 import ssl
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -18,6 +17,7 @@ from opweave.contract import MemorySpace, Plan
 from opweave.errors import FormatError, LifetimeError, OpweaveError, Unavailable
 from opweave.lifecycle import close_at_exit, notify_after_fork
 from opweave_remote.description import ServerInfo
+from opweave_remote.dialing import Dial, end, in_time
 from opweave_remote.failures import decode_error
 from opweave_remote.heartbeat import keep_asking
 from opweave_remote.link import Fate, Link
@@ -25,41 +25,22 @@ from opweave_remote.packing import Packing
 from opweave_remote.security import is_proof, new_nonce, proof
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wire import MAX_BEFORE_PROOF, MAX_VERSION, MIN_VERSION, Kind, encode
-from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire, tuned
+from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address, Wire
 
 if TYPE_CHECKING:
     from opweave_remote.device import RemoteDevice
     from opweave_remote.memory import RemoteMemory
 
-__all__ = ["BULK_LINKS", "Carrier", "Connection", "Dial", "tcp_dial"]
-
-Dial = Callable[[bytes], "socket.socket | TlsSocket"]
-"""Opens a connection to the server, given its first bytes; raises ``OSError``."""
+__all__ = ["BULK_LINKS", "Carrier", "Connection"]
 
 BULK_LINKS: Final = 2
 """Connections that carry large transfers beside the one for control messages."""
 
 _MAX_ANSWER: Final = 1 << 26
 _MOST_PATIENT: Final = 1e6
+_ANOTHER: Final = "does the server use TLS, or another program that port?"
 _PAUSE: Final = 0.05
 """Seconds between two attempts to connect."""
-
-
-def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str | None, timeout: float) -> Dial:
-    """Connections over TCP, with TLS if there is a context."""
-
-    def dial(preamble: bytes) -> socket.socket | TlsSocket:
-        sock = socket.create_connection(address, timeout=timeout)
-        try:
-            tuned(sock).sendall(preamble)
-            if context is None or preamble == HEARTBEAT:
-                return sock
-            return TlsSocket(sock, context, server_name or address.host)
-        except BaseException:
-            sock.close()
-            raise
-
-    return dial
 
 
 class Carrier(Protocol):
@@ -85,7 +66,8 @@ class Connection:
         name: the part of the devices' names before the slash.
         dial: opens connections.
         token: proves both sides to each other; ``None`` where TLS or a pipe does that.
-        deadline: seconds without a sign of life after which the server is lost.
+        deadline: seconds without a sign of life after which the server is lost; also those that reaching it may take,
+            and proving to each other who both are.
 
     Attributes:
         name: as given.
@@ -149,21 +131,29 @@ class Connection:
         try:
             sock = self._dial(preamble)
         except (ssl.SSLError, EOFError) as error:
-            raise Unavailable(f"no TLS with {self.name}: {error}",
-                              remedy="check certificates and their dates, the clocks, and the authorities that each side trusts"
-                              ) from error  # fmt: skip
+            remedy = (
+                "does a server with TLS listen there? Check certificates, their dates, the clocks, and the authorities "
+                "that each side trusts"
+            )
+            raise Unavailable(f"no TLS with {self.name}: {error}", remedy=remedy) from error
         except OSError as error:
             remedy = "is `opweave serve-devices` running there, and the port open?"
             raise Unavailable(f"{self.name} cannot be reached: {error}", remedy=remedy) from error
         wire = Wire(sock, MAX_BEFORE_PROOF, 0)
         try:
             sock.settimeout(timeout)
-            described = self._greet(wire, role, key, not isinstance(sock, TlsSocket) and preamble == SESSION)
+            with in_time(sock, timeout):
+                described = self._greet(wire, role, key, not isinstance(sock, TlsSocket) and preamble == SESSION)
             sock.settimeout(None)
         except (EOFError, OSError, FormatError) as error:
             wire.close()
-            raise Unavailable(f"{self.name} ended the connection before it was open: {error}",
-                              remedy="does the server use TLS, or another program that port?") from error  # fmt: skip
+            if isinstance(error, TimeoutError):
+                what, remedy = f"did not answer within {timeout:g} s", "is it stopped or busy? " + _ANOTHER
+            elif isinstance(error, FormatError):
+                what, remedy = f"does not speak as opweave-remote does: {error}", _ANOTHER
+            else:
+                what, remedy = f"ended the connection before it was open: {error}", _ANOTHER
+            raise Unavailable(f"{self.name} {what}", remedy=remedy) from error
         except BaseException:
             wire.close()
             raise
@@ -246,7 +236,7 @@ class Connection:
             self.fate.lose(f"no heartbeat: {error}")
             return
         assert isinstance(sock, socket.socket)
-        self.fate.at_end(partial(_shut, sock), sock.close)
+        self.fate.at_end(partial(end, sock), sock.close)
         keep_asking(sock, self.fate, self._session, self._key, self.deadline)
 
     # --- what devices need --------------------------------------------------------------------------------------------
@@ -291,8 +281,3 @@ class Connection:
 
     def _describe_pending(self) -> str:
         return ""
-
-
-def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ clients have lost their devices, and a new one is started for those that come.
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 from collections.abc import Callable
@@ -36,16 +37,21 @@ _WITHIN: Final = 60.0
 
 
 def listen(address: Address) -> socket.socket:
-    """A listening socket.
+    """A listening socket; for ``::``, all addresses of this machine, those of IPv4 too.
 
     Raises:
         Unavailable: the address is in use, or none of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server(address, family=family, backlog=128)
+        both = address.host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(tuple(address), family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
-        raise Unavailable(f"cannot listen on {address}: {error}", remedy="choose another address") from error
+        # What Python adds to the system's text repeats the address.
+        why = str(error).partition(" (while")[0]
+        taken = error.errno == errno.EADDRINUSE
+        remedy = "is it running there already? If not, choose another port" if taken else "choose another address"
+        raise Unavailable(f"cannot listen on {address}: {why}", remedy=remedy) from error
 
 
 class Front:
@@ -237,6 +243,11 @@ class Front:
         return Address(*listener.getsockname()[:2])
 
     # --- end ----------------------------------------------------------------------------------------------------------
+
+    def end_now(self) -> None:
+        """End at once, also where `stop` gives clients time to leave; from any thread, and from handlers of signals."""
+        self._stopping = True
+        self._process.kill()
 
     def stop(self, grace: float = 0.0) -> None:
         """Take no further clients, give those that are here ``grace`` seconds to leave, then end. Waits for that."""

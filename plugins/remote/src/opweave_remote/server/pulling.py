@@ -6,12 +6,12 @@ proves that it knows the grant's secret. A grant is good for one reading of one 
 
 from __future__ import annotations
 
-import socket
 import ssl
 from typing import Final
 
 from opweave.contract import Buffer
 from opweave.errors import DeviceLostError, FormatError, Unavailable
+from opweave_remote.dialing import in_time, reach
 from opweave_remote.greeting import greet
 from opweave_remote.server.transfers import receive_into
 from opweave_remote.tls import TlsSocket
@@ -52,12 +52,12 @@ class Puller:
             raise Unavailable(f"this server trusts no other ones, so not {address} either",
                               remedy="start it with --peer-ca")  # fmt: skip
         try:
-            sock = tuned(socket.create_connection(address, timeout=_TIMEOUT))
-            with sock:
-                sock.sendall(STREAM)
-                over = sock if self._context is None else TlsSocket(sock, self._context, address.host)
-                wire = Wire(over, MAX_BEFORE_PROOF, 0)
-                greet(wire, "pull", grant[:NAMED], grant[NAMED:])
+            with reach(address, _TIMEOUT) as sock:
+                tuned(sock).sendall(STREAM)
+                with in_time(sock, _TIMEOUT):
+                    over = sock if self._context is None else TlsSocket(sock, self._context, address.host)
+                    wire = Wire(over, MAX_BEFORE_PROOF, 0)
+                    greet(wire, "pull", grant[:NAMED], grant[NAMED:])
                 wire.reader.max_data = size
                 frame = wire.expect(Kind.DATA)
                 if frame.size != size:
