@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,11 @@ def _block(size: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).integers(0, 256, size, np.uint8)
 
 
-def server(folder: str, *options: str) -> tuple[subprocess.Popen[str], str, str]:
+def server(folder: str, *options: str, devices: str = "cpu") -> tuple[subprocess.Popen[str], str, str]:
     token = f"{folder}/token"
     command = [sys.executable, "-m", "opweave", "serve-devices"]
     subprocess.run([*command, "--make-token", token], check=True)
-    own = ["--listen", "127.0.0.1:0", "--token-file", token, "--devices", "cpu", "--grace", "0", *options]
+    own = ["--listen", "127.0.0.1:0", "--token-file", token, "--devices", devices, "--grace", "0", *options]
     one_thread = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True, env=one_thread)
     assert process.stdout is not None
@@ -114,11 +114,11 @@ def main() -> None:
             device = opweave_remote.connect(address, token_file=token).devices[0]
             _small(report, device, sock, samples, "wherever the system puts them")
             _large(report, device, sock, size, max(samples // 10, 5))
-            _beside_ggml(report, device, samples)
+            _beside_ggml(report, samples)
             _over_tls(report, device, samples, size)
             _what_if(report, 5 if given.quick else 30)
             _by_slow_network(report, address, token, device)
-            _pipelined(report, 8 if given.quick else 40)
+            _pipelined(report, 40)
             if importlib.util.find_spec("ray") is not None:
                 _beside_ray(report, device, samples, size)
         finally:
@@ -129,14 +129,25 @@ def main() -> None:
     report.finish("A remote device on loopback beside bare sockets")
 
 
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """This process, and those that it starts within the block, on the last of its processors; where a system cannot do
+    that, wherever it puts them."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def _small_on_one_processor(report: Report, samples: int) -> None:
     """The same with all processes on one processor, so that nobody waits for an idle one to wake up: that takes more
     than all the rest, and the system decides for whom."""
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})  # processes that are started inherit it
-    try:
+    with one_processor():
         bare = subprocess.Popen([sys.executable, "-c", ECHO, "1"], stdout=subprocess.PIPE, text=True)
         assert bare.stdout is not None
         address = "127.0.0.1", int(bare.stdout.readline())
@@ -151,8 +162,6 @@ def _small_on_one_processor(report: Report, samples: int) -> None:
                 process.terminate()
                 process.wait()
         bare.wait()
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int, where: str) -> None:
@@ -175,33 +184,41 @@ def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int,
     report.target(f"split beyond the local run, {where}", best["remote"] - best["local"], 1.3 * best["bare"] + 20, "us")
 
 
-def _beside_ggml(report: Report, device: ow.Device, samples: int) -> None:
-    """Eight products, one behind the other, on ggml's RPC server and on this one; each of one thread."""
+def _beside_ggml(report: Report, samples: int) -> None:
+    """Eight products, one behind the other, on ggml's RPC server and on this one, both on the same one processor. This
+    one shows the devices that compute in `f32` there, and `ow.tune` chooses among them, as a user would."""
     reason = _ggml_rpc.why_not()
     if reason:
         report.row(what=f"ggml's RPC server: {reason}")
         return
     rng = np.random.default_rng(0)
     weights = [(rng.standard_normal((256, 256)) / 16).astype(np.float32) for _ in range(8)]
-    process, address = _ggml_rpc.start_server(1)
-    try:
+    shown = "cpu,ort:cpu" if importlib.util.find_spec("opweave_ort") is not None else "cpu"
+    with ExitStack() as stack:
+        with one_processor():
+            process, where, token = server(stack.enter_context(tempfile.TemporaryDirectory()), devices=shown)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            theirs, address = _ggml_rpc.start_server(1)
+            stack.callback(theirs.wait)
+            stack.callback(theirs.kill)
+        connection = opweave_remote.connect(where, token_file=token)
+        stack.callback(connection.close)
         for rows in (1, 64):
             values = rng.standard_normal((rows, 256)).astype(np.float32)
             node = x = ow.input("x", values.shape)
             for w in weights:
                 node = ow.linear(node, ow.constant(w))
-            theirs = _ggml_rpc.stack(address, weights, values)
-            with ow.Scheduler(device) as scheduler:
-                program = scheduler.build(node)
-                np.testing.assert_allclose(theirs(), program.run({x: values}), atol=1e-4)
-                timed = interleaved({"ours": partial(program.run, x=values), "ggml": theirs}, samples)
+            their_run = _ggml_rpc.stack(address, weights, values)
+            with ow.Scheduler(connection.devices) as scheduler:
+                program = scheduler.build(node, pins=ow.tune(scheduler, node, {x: values}).pins)
+                np.testing.assert_allclose(their_run(), program.run({x: values}), atol=1e-4)
+                timed = interleaved({"ours": partial(program.run, x=values), "ggml": their_run}, samples)
+                chosen = program.splits[0].target.device.name.partition("/")[2]
             best = {name: min(seconds) for name, seconds in timed.items()}
-            report.row(what=f"eight products of {rows} rows", us=best["ours"] * 1e6)
+            report.row(what=f"eight products of {rows} rows, by {chosen}", us=best["ours"] * 1e6)
             report.row(what=f"eight products of {rows} rows, ggml's RPC server", us=best["ggml"] * 1e6)
             report.target(f"{rows} rows beside ggml's RPC server", best["ours"] / best["ggml"], 1, "")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _over_tls(report: Report, device: ow.Device, samples: int, size: int) -> None:
@@ -365,7 +382,8 @@ class Adder:
 
 
 def _pipelined(report: Report, runs: int) -> None:
-    """A transformer with its layers on one server, and on two."""
+    """A transformer with its layers on one server, and on two. The second server waits for the first run, and the first
+    one at the end for the last: with 8 runs that alone would be 1/9 of the time."""
     size = text.Size(layers=4, width=256, heads=8, context=64)
     arrays, ids = text.parameters(80, size), ow.input("ids", (4, 64), "i32")
     values = np.random.default_rng(0).integers(0, 80, (4, 64)).astype(np.int32)

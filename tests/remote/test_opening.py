@@ -88,7 +88,7 @@ def test_of_a_name_with_several_addresses_the_one_that_answers_is_used(monkeypat
                 waiting.setblocking(False)
                 waiting.connect_ex(first)
         rows = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", where) for where in (first, server.getsockname())]
-        monkeypatch.setattr(dialing.socket, "getaddrinfo", lambda *_, **__: rows)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
         start = time.monotonic()
         with dialing.reach(Address("two.example", 1), 2.0) as sock:
             assert sock.getpeername() == server.getsockname()
