@@ -63,13 +63,43 @@ static inline long row_of(const Params *p, const int k, long row)
 // of x lie AHEAD elements further on. Longer rows would not stay in caches until then.
 #define AHEAD (row_of(&p, 1, row + 1 < end_of_row && p.lines * p.n <= 1 << 16 ? row + 1 : row) - row_of(&p, 1, row))
 #if WHOLE && GROUP == 1 && defined(__clang__)
-#define FETCH_NEXT __builtin_prefetch(x + l * p.line[1] + i + ahead, 0, 2)
+#define FETCH_NEXT __builtin_prefetch(x + l * p.line[1] + i + ahead, 0, 3)
 #else
 #define FETCH_NEXT
 #endif
 
 // Elements beyond the last one of a line count as ``other``.
 #define OR(v, other) (HERE < VEC ? (AMONG_FIRST(T, HERE) ? v : (V(T))(other)) : v)
+
+// Let ``all`` be a vector that combines an expression over the elements that this work-item handles of a row. Where rows consist
+// of whole vectors there are four of them, since each addition to one waits for the addition before it.
+#if WHOLE
+#define CHAINS 4
+#else
+#define CHAINS 1
+#endif
+#define COLLECT(all, COMBINE, start, expression)                                                   \
+    V(T) all = (V(T))(start);                                                                      \
+    {                                                                                              \
+        V(T) chain[CHAINS];                                                                        \
+        EACH_CHAIN(k) chain[k] = (V(T))(start);                                                    \
+        for (long l = 0; l < p.lines; l++)                                                         \
+            for (long first = (long)get_local_id(0) * VEC; first < p.n; first += CHAINS * GROUP * VEC) \
+                EACH_CHAIN(k)                                                                      \
+                {                                                                                  \
+                    const long i = first + k * GROUP * VEC;                                        \
+                    if (i >= p.n) break;                                                           \
+                    const V(T) value = expression;                                                 \
+                    chain[k] = COMBINE(chain[k], OR(value, start));                                \
+                }                                                                                  \
+        EACH_CHAIN(k) all = COMBINE(all, chain[k]);                                                \
+    }
+#define EACH_CHAIN(k) __attribute__((opencl_unroll_hint(CHAINS))) for (int k = 0; k < CHAINS; k++)
+
+// Let ``total`` be the sum of an expression over the elements of a row.
+#define TOTAL(total, expression) \
+    COLLECT(sums_of_##total, SUM, 0, expression) \
+    const R total = sum_group(sum_lanes(sums_of_##total), scratch);
 
 #if OPERANDS > 2
 #define THIRD __global const MEM(T) *m2,
@@ -97,6 +127,9 @@ static inline long row_of(const Params *p, const int k, long row)
 #define POWER FUNCTION(exp, T)(LOGITS - most)
 #endif
 
+// Not a NaN, which appears in the sum.
+#define NUMBER_LARGER(a, b) (b > a ? b : a)
+
 #if HEADS
 SLOPES(R)
 #endif
@@ -119,12 +152,7 @@ __kernel UNVECTORIZED void softmax(__global MEM(T) *m0, __global const MEM(T) *m
 #if MASKED
         __global const MEM(T) *mask = GLUE(m, MASKED) + row_of(&p, MASKED, row);
 #endif
-        V(T) each = (V(T))(-INFINITY);
-        FOR_ELEMENTS {
-            const V(T) z = LOGITS;
-            const V(T) valid = OR(z, -INFINITY);
-            each = valid > each ? valid : each; // a NaN appears in the sum
-        }
+        COLLECT(each, NUMBER_LARGER, -INFINITY, LOGITS)
         const R found = largest_group(largest_lanes(each), scratch);
         most = LARGER(most, found);
 
@@ -153,6 +181,8 @@ __kernel UNVECTORIZED void softmax(__global MEM(T) *m0, __global const MEM(T) *m
 }
 #endif
 
+#define SQUARE(v) ((v) * (v))
+
 #ifdef NORM
 __kernel UNVECTORIZED void norm(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
@@ -170,19 +200,10 @@ __kernel UNVECTORIZED void norm(__global MEM(T) *m0, __global const MEM(T) *m1, 
 #endif
         R mean = 0;
 #if CENTER
-        V(T) sums = (V(T))(0);
-        FOR_ELEMENTS {
-            const V(T) v = GET(x, 1);
-            sums += OR(v, 0);
-        }
-        mean = sum_group(sum_lanes(sums), scratch) / count;
+        TOTAL(sum, GET(x, 1))
+        mean = sum / count;
 #endif
-        V(T) squares = (V(T))(0);
-        FOR_ELEMENTS {
-            const V(T) v = GET(x, 1) - mean;
-            squares += OR(v * v, 0);
-        }
-        const R square = sum_group(sum_lanes(squares), scratch);
+        TOTAL(square, SQUARE(GET(x, 1) - mean))
 #if EUCLIDEAN
         const R least = NUMBER(p.a), length = sqrt(square);
         const R factor = 1 / (length < least ? least : length);
@@ -210,18 +231,6 @@ __kernel UNVECTORIZED void norm(__global MEM(T) *m0, __global const MEM(T) *m1, 
 #else
 #define GIVEN GET(grad, 1)
 #endif
-
-// Let ``total`` be the sum of an expression over the elements of a row.
-#define TOTAL(total, expression)                      \
-    R total;                                          \
-    {                                                 \
-        V(T) sums = (V(T))(0);                        \
-        FOR_ELEMENTS {                                \
-            const V(T) term = expression;             \
-            sums += OR(term, 0);                      \
-        }                                             \
-        total = sum_group(sum_lanes(sums), scratch);  \
-    }
 
 __kernel UNVECTORIZED void gradient(__global MEM(T) *m0, __global const MEM(T) *m1, THIRD FOURTH const Params p)
 {
@@ -254,7 +263,7 @@ __kernel UNVECTORIZED void gradient(__global MEM(T) *m0, __global const MEM(T) *
         mean = sum / count;
         given_mean = given_sum / count;
 #endif
-        TOTAL(square, (GET(x, 2) - mean) * (GET(x, 2) - mean))
+        TOTAL(square, SQUARE(GET(x, 2) - mean))
         TOTAL(product, (GIVEN - given_mean) * (GET(x, 2) - mean))
         const R spread = square / count + NUMBER(p.a);
         const R factor = 1 / sqrt(spread), along = product / count / spread;
