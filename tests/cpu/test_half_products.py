@@ -24,7 +24,9 @@ needs_pairs = pytest.mark.skipif(not half_products.multiplies_pairs(), reason="n
 
 
 @needs_pairs
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(4, 64, 16), (9, 1030, 37), (139, 34, 40), (150, 96, 37), (83, 32, 20)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(4, 64, 16), (9, 1030, 37), (139, 34, 40), (150, 96, 37), (83, 32, 20)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_rounded_once(rows: int, inputs: int, outputs: int, biased: bool) -> None:
     rng = np.random.default_rng(0)

@@ -272,7 +272,7 @@ def test_tiles_of_other_libraries_stay_configured() -> None:
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     load, store = (ctypes.CFUNCTYPE(None, ctypes.c_void_p)(start + at) for at in (0, 6))  # ldtilecfg, sttilecfg
     given, found = (ctypes.create_string_buffer(64) for _ in range(2))
-    given[0], given[16], given[48] = 1, 12, 3  # palette 1; tile 0 has 3 rows of 12 bytes
+    given[0], given[16], given[48] = b"\1", b"\14", b"\3"  # palette 1; tile 0 has 3 rows of 12 bytes
     load(given)
     product("q4_0", 16, 256, 32)
     store(found)

@@ -173,3 +173,26 @@ def test_devices_that_compute_at_once_share_the_processors(monkeypatch: pytest.M
         assert [stream.opened_with["threads"] for stream in inner] == [12 // len(names)] * len(names)
     with ow.Scheduler(names) as scheduler:
         assert all(stream.opened_with == {} for stream in scheduler.streams)
+
+
+def test_lent_threads_are_recalled_for_other_jobs() -> None:
+    recalled, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def wait_for_recall() -> None:
+        begun.set()
+        recalled.wait(30)
+        done.set()
+
+    pool = ow.ThreadPool(2)
+    pool.lend(wait_for_recall, recalled.set)
+    assert begun.wait(30)
+    assert not done.wait(0.01)
+    found: list[int] = []
+    pool.spread([lambda: found.append(1), lambda: found.append(2)])
+    assert done.is_set()
+    assert sorted(found) == [1, 2]
+    pool.close()
+    recalled.clear()
+    begun.clear()
+    pool.lend(wait_for_recall, recalled.set)
+    assert not begun.wait(0.05)

@@ -60,6 +60,7 @@ class ThreadPool:
         self._tasks: SimpleQueue[Task[Any] | None] | None = None
         self._paused: Latch | None = None
         self._closed = False
+        self._recall: Callable[[], None] | None = None
         self._lock: Final = Lock()
         notify_after_fork(self)
 
@@ -123,6 +124,8 @@ class ThreadPool:
         try:
             for task in tasks:
                 queue.put(task)
+            if self._recall is not None:
+                self._recall()
             jobs[0]()
             errors = [task.future.exception() for task in tasks]
         except BaseException:
@@ -133,6 +136,19 @@ class ThreadPool:
         for error in errors:
             if error is not None:
                 raise error
+
+    def lend(self, job: Callable[[], Any], recall: Callable[[], None]) -> None:
+        """Have one of the pool's threads do a job, as soon as one has nothing else to do, without waiting for it; no
+        thread does it once the pool is closed.
+
+        The job may go on for some time to wait for more work of its kind; ``recall`` is called when the threads are
+        given other jobs, and has it end such waiting. All jobs lent share one ``recall``.
+        """
+        if self.size > 1 and not self._closed:
+            from opweave.futures import Task  # importing opweave must not pay for it
+
+            self._recall = recall
+            (self._tasks or self._start()).put(Task(job))
 
     def close(self) -> None:
         """End the pool's threads once they have done what they were given. Runs go on in one thread. Closing twice does

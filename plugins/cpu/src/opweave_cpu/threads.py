@@ -72,10 +72,13 @@ class CpuThreads:
                 library.set_num_threads(found if n is None else n)
             self.blas_limit = n
 
+    def pool(self) -> ThreadPool:
+        """The pool of the run that this thread makes, else that of the process."""
+        return CURRENT.pool or self._pool or self._start()
+
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """Do all jobs in the threads of the pool of the run, else in those of the process; see `ThreadPool.spread`."""
-        pool = CURRENT.pool or self._pool or self._start()
-        pool.spread([jobs[0], *[partial(_in_worker, job) for job in jobs[1:]]])
+        self.pool().spread([jobs[0], *[partial(_in_worker, job) for job in jobs[1:]]])
 
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""

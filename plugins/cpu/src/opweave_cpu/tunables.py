@@ -105,7 +105,7 @@ BLAS_COLUMNS: Final = Tunable(
 )
 """Elements up to which BLAS adds up columns by the threads that it has, without limiting it to one first."""
 
-COMPILED_WORK: Final = Tunable("compiled_work", 1 << 19, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
+COMPILED_WORK: Final = Tunable("compiled_work", 1 << 17, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
 """Elementary operations, such as an addition or a part of a polynomial, from which on a compiled kernel is spread over
 threads: with fewer, waking a thread takes longer than is saved."""
 

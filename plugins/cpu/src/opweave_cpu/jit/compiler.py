@@ -171,6 +171,11 @@ class MachineCode:
             self._address = here.load(self._name, data)
         return True
 
+    @property
+    def address(self) -> int:
+        """Where the function is, once it is ready; else 0."""
+        return self._address
+
     @cached_property
     def releasing(self) -> Callable[[Any], None]:
         """The function; a call releases the interpreter's lock."""

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from opweave.contract import Arg, Call, Stream
 from opweave.graph.layout import Shape
 from opweave_cpu.jit.compiler import FirstRun, MachineCode
-from opweave_cpu.tiles import at_once, shares, workers_of
+from opweave_cpu.jit.team import Parts
+from opweave_cpu.tiles import shares, workers_of
 from opweave_cpu.tunables import COMPILED_WORK
 
 __all__ = ["Operand", "Prepared", "Walk", "bind_walk", "moved", "walk_over"]
@@ -126,8 +127,9 @@ class Prepared:
         return FirstRun(self._code, partial(self._call, parts))
 
     def _call(self, parts: Sequence[bytes]) -> Call:
-        function = self._code.holding if self._work <= HOLDING_WORK else self._code.releasing
-        return at_once([partial(function, part) for part in parts])
+        if len(parts) > 1:
+            return Parts(self._code.address, parts).run
+        return partial(self._code.holding if self._work <= HOLDING_WORK else self._code.releasing, parts[0])
 
     def _parts(self, words: Sequence[int], count: int) -> list[bytes]:
         """The words for each of several threads."""

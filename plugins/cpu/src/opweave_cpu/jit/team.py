@@ -1,0 +1,319 @@
+"""`Team`: the threads of a pool, among which compiled functions are shared without the interpreter.
+
+Waking a thread takes tens of microseconds, on virtual machines above all, and passing the interpreter's lock on some
+more: as long as many kernels. So a thread that has done its part waits for the next one in compiled code, for a
+moment, as the threads of OpenMP do, and the parts of a kernel are handed to it in memory. A part that no thread has
+begun when the caller is done with its own is done by the caller: no kernel waits for a thread to wake up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary, ref
+
+from llvmlite import ir
+
+from opweave.concurrency import Lock
+from opweave.host.threads import ThreadPool
+from opweave.lifecycle import notify_after_fork
+from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
+from opweave_cpu.threads import THREADS
+
+__all__ = ["Parts", "Team"]
+
+POLLS: Final = 1 << 10
+"""How often a thread looks for its next part before it leaves: for some tens of microseconds, about as long as waking
+it takes. While it waits, threads of other libraries find the processor taken."""
+
+YIELDS: Final = 32
+"""Polls from one to the next at which the system may run another thread on the processor, such as one of BLAS."""
+
+# The states of a slot, in which one thread is given its parts.
+_AWAY: Final = 0  # no thread is there, nor will one come
+_WAITING: Final = 1  # a thread waits for a part
+_EXPECTED: Final = 2  # a thread will come
+_CLAIMED: Final = 3  # a caller writes a part
+_POSTED: Final = 4  # there is a part that no thread has begun
+_RUNNING: Final = 5
+_DONE: Final = 6  # until the caller has seen it
+
+_WORDS: Final = 8
+"""Words of a slot, which has a cache line of its own: its state, a function, and its argument."""
+
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+_WORD: Final = _I64.as_pointer()
+_KERNEL: Final = ir.FunctionType(ir.VoidType(), [_I64.as_pointer()])
+_YIELD: Final = ir.FunctionType(_I32, [])
+
+
+class Parts:
+    """A compiled function and its arguments, one for each thread.
+
+    Args:
+        address: of the function.
+        arguments: arrays of words; the first one is for the thread that calls.
+    """
+
+    def __init__(self, address: int, arguments: Sequence[bytes]) -> None:
+        self._kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
+        self._address: Final = address
+        _run(), _serve()  # compiled now, not when the first kernel runs
+        self._team: Team | None = None
+        self._words: Any = None
+
+    def run(self) -> None:
+        """Do all parts, with the threads of the pool of this run."""
+        pool = THREADS.pool()
+        team = _TEAMS.get(pool)
+        if team is None:
+            team = _TEAMS[pool] = Team(pool)
+        if team is not self._team:
+            arguments = [ctypes.addressof(buffer) for buffer in self._kept]
+            given = (team.address, team.count, _yield_address(), self._address, len(arguments), *arguments)
+            self._words, self._team = (ctypes.c_int64 * len(given))(*given), team
+        team.gather(len(self._kept) - 1)
+        _run().releasing(self._words)
+
+
+class Team:
+    """The threads of a pool but for the one that runs a program.
+
+    Attributes:
+        count: how many there are, each with a slot.
+        address: of the slots.
+    """
+
+    def __init__(self, pool: ThreadPool) -> None:
+        self.count: Final = pool.size - 1
+        self._pool: Final = ref(pool)
+        size = _WORDS * 8
+        memory = ctypes.create_string_buffer((self.count + 2) * size)
+        start = ctypes.addressof(memory) + -ctypes.addressof(memory) % size
+        self._memory = memory
+        # Behind the slots a word that is changed to have threads leave.
+        self._slots = (ctypes.c_int64 * (_WORDS * (self.count + 1))).from_address(start)
+        self.address: Final = start
+        self._lock: Final = Lock()
+        notify_after_fork(self)
+
+    def gather(self, count: int) -> None:
+        """Have threads come to the first slots in which there are none."""
+        for slot in range(min(count, self.count)):
+            if self._slots[slot * _WORDS] == _AWAY:
+                self._call(slot)
+
+    def _call(self, slot: int) -> None:
+        pool = self._pool()
+        with self._lock:
+            if pool is None or self._slots[slot * _WORDS] != _AWAY:
+                return
+            self._slots[slot * _WORDS] = _EXPECTED
+        calls = self.count * _WORDS
+        place, word = (self.address + 8 * at for at in (slot * _WORDS, calls))
+        words = (ctypes.c_int64 * 5)(place, POLLS, _yield_address(), word, self._slots[calls])
+        pool.lend(partial(self._serve, words), self._dismiss)
+
+    def _serve(self, words: Any) -> None:
+        _serve().releasing(words)
+
+    def _dismiss(self) -> None:
+        """Have threads that wait leave."""
+        self._slots[self.count * _WORDS] += 1
+
+    def _after_fork(self) -> None:
+        for slot in range(self.count):
+            self._slots[slot * _WORDS] = _AWAY
+
+
+_TEAMS: Final[WeakKeyDictionary[ThreadPool, Team]] = WeakKeyDictionary()
+
+
+@cache
+def _yield_address() -> int:
+    """The address of the function by which a thread lets others run, or 0."""
+    with suppress(AttributeError, OSError, TypeError):
+        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    return 0
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+
+class _Code:
+    """A function of words, while it is written: loops and the states of slots."""
+
+    def __init__(self, words: int) -> None:
+        module = ir.Module()
+        module.triple = target().triple
+        self.function = ir.Function(module, _KERNEL, ENTRY)
+        self.builder: Any = ir.IRBuilder(self.function.append_basic_block())
+        self.words = [self.load(self.function.args[0], k) for k in range(words)]
+
+    def compiled(self) -> MachineCode:
+        self.builder.ret_void()
+        code = MachineCode(str(self.function.module))
+        code.load(compiling=True)
+        return code
+
+    def block(self) -> Any:
+        return self.function.append_basic_block()
+
+    def pointer(self, address: Any, at: Any) -> Any:
+        return self.builder.gep(address, [at if isinstance(at, ir.Value) else _I64(at)])
+
+    def load(self, address: Any, at: Any) -> Any:
+        return self.builder.load(self.pointer(address, at))
+
+    def at(self, address: Any) -> Any:
+        return self.builder.inttoptr(address, _WORD)
+
+    def state(self, slot: Any) -> Any:
+        return self.builder.load_atomic(slot, "acquire", 8)
+
+    def set_state(self, slot: Any, state: int) -> None:
+        self.builder.store_atomic(_I64(state), slot, "release", 8)
+
+    def change(self, slot: Any, before: Any, after: int) -> Any:
+        """Whether the state was ``before`` and became ``after``."""
+        before = _I64(before) if isinstance(before, int) else before
+        found = self.builder.cmpxchg(slot, before, _I64(after), "acq_rel", "acquire")
+        return self.builder.extract_value(found, 1)
+
+    def call(self, address: Any, argument: Any) -> None:
+        self.builder.call(self.builder.inttoptr(address, _KERNEL.as_pointer()), [self.at(argument)])
+
+    def is_(self, value: Any, *any_of: int) -> Any:
+        code = self.builder
+        tests = [code.icmp_signed("==", value, _I64(one)) for one in any_of]
+        whole = tests[0]
+        for test in tests[1:]:
+            whole = code.or_(whole, test)
+        return whole
+
+    def pause(self, count: Any, yields: Any) -> None:
+        """Wait for some cycles; each `YIELDS` counts, let the system run another thread."""
+        code = self.builder
+        if "sse2" in target().features:
+            name = "llvm.x86.sse2.pause"
+            known = self.function.module.globals.get(name)
+            code.call(known or ir.Function(self.function.module, ir.FunctionType(ir.VoidType(), []), name), [])
+        due = self.is_(code.and_(count, _I64(YIELDS - 1)), 0)
+        with code.if_then(code.and_(due, code.icmp_signed("!=", yields, _I64(0)))):
+            code.call(code.inttoptr(yields, _YIELD.as_pointer()), [])
+
+
+@cache
+def _run() -> MachineCode:
+    """The function that posts parts, does the first one, and waits for, or does, the others.
+
+    Its words: the address of the slots, how many there are, `_yield_address`, the function, the number of parts, and
+    the argument of each.
+    """
+    text = _Code(5)
+    code, (slots, count, yields, function, parts) = text.builder, text.words
+    arguments = text.pointer(text.function.args[0], 5)
+    posted = code.alloca(_I64)
+    code.store(_I64(0), posted)
+
+    def slot_of(part: Any) -> Any:
+        return text.pointer(text.at(slots), code.mul(code.sub(part, _I64(1)), _I64(_WORDS)))
+
+    def bit_of(part: Any) -> Any:
+        return code.shl(_I64(1), part)
+
+    def each_part(body: Any) -> None:
+        before, head, inside, after = code.block, text.block(), text.block(), text.block()
+        code.branch(head)
+        code.position_at_end(head)
+        part = code.phi(_I64)
+        part.add_incoming(_I64(1), before)
+        code.cbranch(code.icmp_signed("<", part, parts), inside, after)
+        code.position_at_end(inside)
+        body(part)
+        part.add_incoming(code.add(part, _I64(1)), code.block)
+        code.branch(head)
+        code.position_at_end(after)
+
+    def post(part: Any) -> None:
+        with code.if_then(code.icmp_signed("<=", part, count)):
+            slot = slot_of(part)
+            state = text.state(slot)
+            with code.if_then(text.is_(state, _WAITING, _EXPECTED)), code.if_then(text.change(slot, state, _CLAIMED)):
+                code.store(function, text.pointer(slot, 1))
+                code.store(text.load(arguments, part), text.pointer(slot, 2))
+                text.set_state(slot, _POSTED)
+                code.store(code.or_(code.load(posted), bit_of(part)), posted)
+
+    def is_posted(part: Any) -> Any:
+        return code.icmp_signed("!=", code.and_(code.load(posted), bit_of(part)), _I64(0))
+
+    def do_unless_posted(part: Any) -> None:
+        with code.if_then(code.not_(is_posted(part))):
+            text.call(function, text.load(arguments, part))
+
+    def end(part: Any) -> None:
+        with code.if_then(is_posted(part)):
+            slot = slot_of(part)
+            with code.if_else(text.change(slot, _POSTED, _EXPECTED)) as (not_begun, begun):
+                with not_begun:
+                    text.call(function, text.load(arguments, part))
+                with begun:
+                    before, head, inside, after = code.block, text.block(), text.block(), text.block()
+                    code.branch(head)
+                    code.position_at_end(head)
+                    polls = code.phi(_I64)
+                    polls.add_incoming(_I64(1), before)
+                    code.cbranch(text.is_(text.state(slot), _DONE), after, inside)
+                    code.position_at_end(inside)
+                    text.pause(polls, yields)
+                    polls.add_incoming(code.add(polls, _I64(1)), code.block)
+                    code.branch(head)
+                    code.position_at_end(after)
+                    text.set_state(slot, _WAITING)
+
+    each_part(post)
+    text.call(function, text.load(arguments, 0))
+    each_part(do_unless_posted)
+    each_part(end)
+    return text.compiled()
+
+
+@cache
+def _serve() -> MachineCode:
+    """The function in which a thread waits for parts and does them.
+
+    Its words: the address of its slot, `POLLS`, `_yield_address`, the address of a word that is changed to have it
+    leave, and what that was.
+    """
+    text = _Code(5)
+    code, (place, polls, yields, calls, before) = text.builder, text.words
+    slot, word = text.at(place), text.at(calls)
+    left = code.alloca(_I64)
+    code.store(polls, left)
+    head, after = text.block(), text.block()
+    code.branch(head)
+    code.position_at_end(head)
+    state = text.state(slot)
+    with code.if_then(text.is_(state, _AWAY, _EXPECTED)):
+        text.change(slot, state, _WAITING)
+    with code.if_then(text.is_(state, _POSTED)), code.if_then(text.change(slot, _POSTED, _RUNNING)):
+        text.call(text.load(slot, 1), text.load(slot, 2))
+        text.set_state(slot, _DONE)
+        code.store(polls, left)
+    with code.if_then(text.is_(state, _WAITING)):
+        fewer = code.sub(code.load(left), _I64(1))
+        code.store(fewer, left)
+        dismissed = code.icmp_signed("!=", code.load_atomic(word, "monotonic", 8), before)
+        leaves = code.or_(dismissed, code.icmp_signed("<=", fewer, _I64(0)))
+        with code.if_then(leaves):
+            code.cbranch(text.change(slot, _WAITING, _AWAY), after, head)
+            code.position_at_end(text.block())
+    text.pause(code.load(left), yields)
+    code.branch(head)
+    code.position_at_end(after)
+    return text.compiled()

@@ -1,0 +1,163 @@
+"""Compiled kernels shared among threads that wait for their parts in compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.host.threads import ThreadPool
+from opweave_cpu.threads import CURRENT, THREADS
+
+pytest.importorskip("llvmlite")
+
+from opweave_cpu.jit import team
+
+pytestmark = pytest.mark.usefixtures("compiling")
+
+Array = np.ndarray[Any, Any]
+
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPool]:
+    with ThreadPool(3) as made:
+        CURRENT.pool = made
+        try:
+            yield made
+        finally:
+            CURRENT.pool = None
+            made.close()
+
+
+class Recorded:
+    """A kernel of three parts that notes which thread did which part.
+
+    Args:
+        during: what a part does, by its number.
+    """
+
+    def __init__(self, during: Callable[[int], object] = lambda number: None) -> None:
+        self.threads: dict[int, int] = {}
+        self._during = during
+        self._kernel = KERNEL(self._do)
+        address = ctypes.cast(self._kernel, ctypes.c_void_p).value
+        assert address is not None
+        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(3)]).run
+
+    def _do(self, address: int) -> None:
+        number = ctypes.c_int64.from_address(address).value
+        assert number not in self.threads
+        self._during(number)
+        self.threads[number] = threading.get_ident()
+
+
+def test_each_part_is_done_once_and_the_first_one_here(pool: ThreadPool) -> None:
+    for _ in range(300):
+        kernel = Recorded()
+        kernel.run()
+        assert sorted(kernel.threads) == [0, 1, 2]
+        assert kernel.threads[0] == threading.get_ident()
+
+
+def test_parts_are_done_by_different_threads_at_once(pool: ThreadPool) -> None:
+    together = threading.Barrier(3)
+
+    def meet(number: int) -> None:
+        # The caller waits, with the first part, until the threads of the pool are there.
+        together.wait(timeout=30)
+
+    kernel = Recorded(meet)
+    kernel.run()
+    assert len(set(kernel.threads.values())) == 3
+
+
+def test_the_caller_does_what_no_thread_has_begun(pool: ThreadPool) -> None:
+    release = threading.Event()
+    for _ in range(2):  # the threads of the pool are busy
+        pool.lend(partial(release.wait, 30), lambda: None)
+    try:
+        kernel = Recorded()
+        kernel.run()
+        assert set(kernel.threads.values()) == {threading.get_ident()}
+    finally:
+        release.set()
+
+
+def test_a_closed_pool_leaves_all_parts_to_the_caller(pool: ThreadPool) -> None:
+    pool.close()
+    kernel = Recorded()
+    kernel.run()
+    assert set(kernel.threads.values()) == {threading.get_ident()}
+
+
+def test_waiting_threads_leave_for_other_jobs(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "POLLS", 1 << 40)  # for ever
+    together, again = threading.Barrier(3), threading.Barrier(3)
+    Recorded(lambda number: together.wait(timeout=30)).run()  # now two threads wait for parts
+    pool.spread([lambda: again.wait(timeout=30)] * 3)
+
+
+def test_callers_that_meet_get_their_own_results() -> None:
+    x = np.random.default_rng(0).standard_normal((512, 2048)).astype(np.float32)
+    given = ow.input("team_x", x.shape)
+    errors: list[BaseException] = []
+
+    def run(factor: float) -> None:
+        try:
+            program = ow.Scheduler("cpu").build(ow.exp(given * factor))
+            want = np.exp(x * np.float32(factor))
+            for _ in range(20):
+                np.testing.assert_allclose(program.run({given: x}), want, rtol=1e-5)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(factor,)) for factor in (0.5, 0.25, 0.125)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own(pool: ThreadPool) -> None:
+    Recorded().run()
+    child = os.fork()
+    if child == 0:
+        try:
+            together = threading.Barrier(3)
+            kernel = Recorded(lambda number: together.wait(timeout=30))
+            kernel.run()
+            os._exit(len(set(kernel.threads.values())))
+        finally:
+            os._exit(99)
+    deadline = time.monotonic() + 60
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            break
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(status) == 3
+
+
+def test_the_pool_of_the_process_serves_runs_without_one() -> None:
+    assert CURRENT.pool is None
+    kernel = Recorded()
+    kernel.run()
+    assert sorted(kernel.threads) == [0, 1, 2]
+    assert THREADS.pool().size >= 2
