@@ -128,10 +128,13 @@ def in_turn(calls: Sequence[Call]) -> Call:
 
 
 def calls_within(call: Call) -> Sequence[Call]:
-    """The calls that `in_turn` joined to ``call``; of any other call that call itself."""
+    """The calls that `in_turn` joined to ``call``, or the one that `for_rows` was given; of any other call that call
+    itself."""
     if isinstance(call, partial) and call.func is _call_all:
         within: Sequence[Call] = call.args[0]
         return within
+    if isinstance(call, partial) and isinstance(getattr(call.func, "__self__", None), Context):
+        return call.args
     return (call,)
 
 

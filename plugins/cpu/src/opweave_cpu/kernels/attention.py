@@ -15,9 +15,11 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
+from opweave.graph.layout import dense_strides
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
@@ -106,6 +108,9 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
     # The keys behind the last one that a query sees: a window of this line, which moves along with the query.
     behind = np.arange(-QUERY_ROWS - plan.keys, QUERY_ROWS + plan.keys) > 0 if causal else None
 
+    # With all keys in one tile, compiled functions make one pass instead of six. Their threads are those of the jobs.
+    whole = sinks is None and plan.workers == 1
+
     def tile_calls(job: Job, worker: int) -> Iterator[Call]:
         n, (gs, hs, ts) = job
         shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
@@ -155,6 +160,17 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
                 skip = max(0, seen + 1 - first)  # keys that every query of the tile sees
                 gone = _behind(behind, shape[2], count - skip, first + skip - seen)
                 yield partial(np.copyto, grid[..., skip:], hidden, where=gone)
+            if isinstance(stream, CpuStream) and whole and end <= plan.keys:
+                shape_of_scores, array = (groups, rows, count), given["scores"]
+                strides = dense_strides(shape_of_scores, dtype)
+                shares = Arg(array.buffer, array.offset + worker * array.strides[0], dtype, shape_of_scores, strides)
+                compiled = stream.bind_rows(Step("softmax", shares, (shares,), {"scale": 1.0}))
+                if compiled is not None:
+                    yield compiled
+                    yield partial(np.matmul, scores, values, total)
+                    if stores:
+                        yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
+                    return
             add = row_sums(count, dtype.numpy)
             if first == 0:
                 yield partial(np.maximum.reduce, scores, -1, None, top, True)
