@@ -29,8 +29,9 @@ POLLS: Final = 1 << 10
 """How often a thread looks for its next part before it leaves: for some tens of microseconds, about as long as waking
 it takes. While it waits, threads of other libraries find the processor taken."""
 
-YIELDS: Final = 32
-"""Polls from one to the next at which the system may run another thread on the processor, such as one of BLAS."""
+YIELDS: Final = 1 << 10
+"""Polls from one to the next at which the system may run another thread on the processor: it may be the one that is
+waited for. More often would give the processor away to any process of the machine, for milliseconds."""
 
 # The states of a slot, in which one thread is given its parts.
 _AWAY: Final = 0  # no thread is there, nor will one come
