@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import opweave as ow
 from opweave.conformance import CASES
-from opweave.contract import Arg
+from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.host.cache import FileCache
@@ -33,6 +33,7 @@ from opweave_cpu.jit import compiler
 from opweave_cpu.jit.blocks import DECODERS
 from opweave_cpu.jit.compiler import FirstRun
 from opweave_cpu.jit.formulas import FORMULAS
+from opweave_cpu.jit.pointwise import is_worth_compiling
 from opweave_cpu.jit.rows import FORMS
 from opweave_cpu.jit.stream import CompilingStream
 from opweave_cpu.jit.supported import BLOCKS, ROWS
@@ -511,3 +512,18 @@ def test_interrupts_of_a_thread_that_compiles_leave_others_free(monkeypatch):
         assert not thread.is_alive()
 
     assert interrupted(300, compiled, another_thread_compiles, every=20, longest=3e-3) >= 300
+
+
+def large(op: str, *strides: tuple[int, int], size: int = 1024) -> Step:
+    """A step on f32 of shape (size, size), whose operands have these strides in elements, the result's first."""
+    f32 = as_dtype("f32")
+    args = [Arg(None, 0, f32, (size, size), (4 * down, 4 * across)) for down, across in strides]
+    return Step(op, args[0], tuple(args[1:]), {})
+
+
+def test_single_passes_are_compiled_where_threads_share_them() -> None:
+    rows = (1024, 1)
+    assert is_worth_compiling(large("add", rows, rows, rows))
+    assert is_worth_compiling(large("add", rows, rows, (0, 1)))
+    assert not is_worth_compiling(large("add", rows, rows, (1, 1024)))  # reading single numbers takes longer
+    assert not is_worth_compiling(large("add", *[(16, 1)] * 3, size=16))

@@ -12,6 +12,7 @@ from opweave_cpu.jit.formulas import formula_of
 from opweave_cpu.jit.vectors import Vector
 from opweave_cpu.jit.walk import Operand, Prepared, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
+from opweave_cpu.tunables import COMPILED_WORK
 
 __all__ = ["bind_chain", "fits", "is_worth_compiling", "prepare_step", "work_of"]
 
@@ -40,10 +41,17 @@ def fits(step: Step) -> bool:
 
 
 def is_worth_compiling(step: Step) -> bool:
-    """Whether a step that fits is compiled on its own."""
+    """Whether a step that fits is compiled on its own: where NumPy makes several passes, or compiled functions are
+    shared among threads. NumPy's passes are only when they are much larger."""
     formula = formula_of(step.op, step.attrs)
-    halves = any(arg.dtype.is_half for arg in (step.out, *step.srcs))
-    return formula is not None and (formula.work >= WORTH_WORK or (halves and step.op not in _CHOICES))
+    if formula is None:
+        return False
+    args = (step.out, *step.srcs)
+    halves = any(arg.dtype.is_half for arg in args) and step.op not in _CHOICES
+    if halves or formula.work >= WORTH_WORK:
+        return True
+    in_rows = all(arg.strides and arg.strides[-1] in (0, arg.dtype.itemsize) for arg in args)
+    return in_rows and formula.work * step.out.size >= COMPILED_WORK.value
 
 
 def work_of(step: Step) -> int:
