@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import repeat
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 __all__ = ["Options", "Report", "Target", "interleaved", "machine", "median", "options", "seconds"]
@@ -51,12 +51,15 @@ def seconds(call: Callable[[], object], number: int = 1) -> float:
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], object]], samples: int, sample_seconds: float = 2e-3
+    contestants: Mapping[str, Callable[[], object]], samples: int, sample_seconds: float = 2e-3, pause: float = 0.0
 ) -> dict[str, list[float]]:
     """Seconds of one call of each contestant, ``samples`` times, in turns.
 
     Args:
         sample_seconds: a sample makes as many calls as take about this long.
+        pause: seconds to wait before each sample, which is then preceded by a call that is not measured: threads of
+            some libraries (OpenMP) go on spinning for milliseconds, and would slow down the contestant whose turn is
+            next.
     """
     names = list(contestants)
     numbers = {}
@@ -71,6 +74,9 @@ def interleaved(
         for turn in range(samples):
             for k in range(len(names)):
                 name = names[(turn + k) % len(names)]
+                if pause:
+                    sleep(pause)
+                    contestants[name]()
                 result[name].append(seconds(contestants[name], numbers[name]))
     finally:
         if enabled:

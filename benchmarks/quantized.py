@@ -37,6 +37,7 @@ from benchmarks._measure import Report, interleaved, options
 
 Array = np.ndarray[Any, Any]
 SAMPLES = 15
+PAUSE: Final = 0.015
 PRECISIONS: Final[tuple[Precision, ...]] = ("int8", "exact")
 
 
@@ -104,7 +105,7 @@ def main() -> None:
                 contestants["cpu f32"] = partial(ow.Scheduler("cpu").build(f32_graph).run, x=x)
                 if has_ggml:
                     contestants |= {f"ggml {k}": run for k, run in _ggml.products(name, data, x, threads).items()}
-                times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02).items()}
+                times = {k: min(v) for k, v in interleaved(contestants, 5 if quick else SAMPLES, 0.02, PAUSE).items()}
                 peers = [times.pop(k) for k in [*times] if k.startswith("ggml")]
                 best = {
                     p: min(v for k, v in times.items() if k.endswith(f" {p}") and "bare" not in k) for p in PRECISIONS

@@ -101,7 +101,7 @@ def test_a_closed_pool_leaves_all_parts_to_the_caller(pool: ThreadPool) -> None:
 
 
 def test_waiting_threads_leave_for_other_jobs(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "POLLS", 1 << 40)  # for ever
+    monkeypatch.setattr(team, "_polls", lambda: 1 << 40)  # for ever
     together, again = threading.Barrier(3), threading.Barrier(3)
     Recorded(lambda number: together.wait(timeout=30)).run()  # now two threads wait for parts
     pool.spread([lambda: again.wait(timeout=30)] * 3)

@@ -124,8 +124,7 @@ class ThreadPool:
         try:
             for task in tasks:
                 queue.put(task)
-            if self._recall is not None:
-                self._recall()
+            self.recall()
             jobs[0]()
             errors = [task.future.exception() for task in tasks]
         except BaseException:
@@ -149,6 +148,11 @@ class ThreadPool:
 
             self._recall = recall
             (self._tasks or self._start()).put(Task(job))
+
+    def recall(self) -> None:
+        """Have the threads that were lent end their waiting: before other threads, such as those of BLAS, compute."""
+        if self._recall is not None:
+            self._recall()
 
     def close(self) -> None:
         """End the pool's threads once they have done what they were given. Runs go on in one thread. Closing twice does

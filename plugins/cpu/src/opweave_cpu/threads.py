@@ -76,6 +76,12 @@ class CpuThreads:
         """The pool of the run that this thread makes, else that of the process."""
         return CURRENT.pool or self._pool or self._start()
 
+    def recall(self) -> None:
+        """Have the threads that wait for parts of kernels leave their processors; see `ThreadPool.recall`."""
+        pool = CURRENT.pool or self._pool
+        if pool is not None:
+            pool.recall()
+
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """Do all jobs in the threads of the pool of the run, else in those of the process; see `ThreadPool.spread`."""
         self.pool().spread([jobs[0], *[partial(_in_worker, job) for job in jobs[1:]]])

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
+from time import perf_counter
 from typing import Any, Final
 from weakref import WeakKeyDictionary, ref
 
@@ -25,9 +26,9 @@ from opweave_cpu.threads import THREADS
 
 __all__ = ["Parts", "Team"]
 
-POLLS: Final = 1 << 10
-"""How often a thread looks for its next part before it leaves: for some tens of microseconds, about as long as waking
-it takes. While it waits, threads of other libraries find the processor taken."""
+PATIENCE: Final = 6e-5
+"""Seconds for which a thread waits for its next part before it leaves: about as long as waking it takes. While it
+waits, threads of other libraries find the processor taken."""
 
 YIELDS: Final = 1 << 10
 """Polls from one to the next at which the system may run another thread on the processor: it may be the one that is
@@ -63,7 +64,7 @@ class Parts:
     def __init__(self, address: int, arguments: Sequence[bytes]) -> None:
         self._kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
         self._address: Final = address
-        _run(), _serve()  # compiled now, not when the first kernel runs
+        _run(), _polls()  # compiled now, not when the first kernel runs
         self._team: Team | None = None
         self._words: Any = None
 
@@ -116,7 +117,7 @@ class Team:
             self._slots[slot * _WORDS] = _EXPECTED
         calls = self.count * _WORDS
         place, word = (self.address + 8 * at for at in (slot * _WORDS, calls))
-        words = (ctypes.c_int64 * 5)(place, POLLS, _yield_address(), word, self._slots[calls])
+        words = (ctypes.c_int64 * 5)(place, _polls(), _yield_address(), word, self._slots[calls])
         pool.lend(partial(self._serve, words), self._dismiss)
 
     def _serve(self, words: Any) -> None:
@@ -140,6 +141,20 @@ def _yield_address() -> int:
     with suppress(AttributeError, OSError, TypeError):
         return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
     return 0
+
+
+@cache
+def _polls() -> int:
+    """How often a thread looks for its next part in `PATIENCE`."""
+    memory = ctypes.create_string_buffer(3 * _WORDS * 8)
+    start = ctypes.addressof(memory) + -ctypes.addressof(memory) % (_WORDS * 8)
+    count, times = 1 << 10, []
+    for _ in range(5):
+        words = (ctypes.c_int64 * 5)(start, count, 0, start + _WORDS * 8, 0)
+        began = perf_counter()
+        _serve().releasing(words)
+        times.append(perf_counter() - began)
+    return max(1, round(PATIENCE / min(times) * count))
 
 
 # --- compiled -------------------------------------------------------------------------------------------------------
@@ -288,7 +303,7 @@ def _run() -> MachineCode:
 def _serve() -> MachineCode:
     """The function in which a thread waits for parts and does them.
 
-    Its words: the address of its slot, `POLLS`, `_yield_address`, the address of a word that is changed to have it
+    Its words: the address of its slot, `_polls`, `_yield_address`, the address of a word that is changed to have it
     leave, and what that was.
     """
     text = _Code(5)

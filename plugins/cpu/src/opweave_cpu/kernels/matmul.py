@@ -19,6 +19,7 @@ from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noq
 from opweave_cpu.kernels.row_products import linear_of_some_rows  # noqa: F401 - likewise
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
+from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
 from opweave_cpu.tunables import TURNED_ROWS
 from opweave_cpu.workers import is_blas_matrix
@@ -125,11 +126,17 @@ SMALL_RESULT: Final = 1 << 14
 the result with zeros, which for square matrices of 512 takes a twentieth of all."""
 
 
+SHARED_PRODUCT: Final = 1 << 22
+"""Multiplications from which on it is worth to have threads that wait for parts of kernels leave before a product: BLAS
+shares it among threads of its own, and the time that these wait for a processor is longer than this takes."""
+
+
 def product_call(a: Array, b: Array, out: Array) -> Call:
     """The call ``out = a @ b``."""
     if a.ndim == 2 and out.nbytes <= SMALL_RESULT and out.flags.c_contiguous:
         return partial(a.dot, b, out)
-    return partial(np.matmul, a, b, out)
+    call = partial(np.matmul, a, b, out)
+    return in_turn([THREADS.recall, call]) if out.size * a.shape[-1] >= SHARED_PRODUCT else call
 
 
 # --- linear ---------------------------------------------------------------------------------------------------------
