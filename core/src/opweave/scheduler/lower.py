@@ -5,9 +5,9 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -77,10 +77,10 @@ def lower(
         _Lowering(partition, groups, slot, count, show, k, overlapping) for slot, k in zip(bindings, known, strict=True)
     ]
     orders: list[list[list[Need]]]
-    if lists[0].ordered:
+    if len({entry.queue for made in lists for entry in made.entries}) > 1:
         queues = 2 * len(partition.assignment.targets)
-        orders = find_waits([[e.act for e in made.entries] for made in lists], queues, overlapping)
-    else:
+        orders = find_waits([[made.act(entry) for entry in made.entries] for made in lists], queues, overlapping)
+    else:  # the order of the only queue is enough
         orders = [[[] for _ in made.entries] for made in lists]
     awaited: list[set[int]] = [set() for _ in lists]
     for order in orders:
@@ -95,11 +95,17 @@ def lower(
 
 
 class _Entry(NamedTuple):
-    """One act of a run, with its call (feeds are called by the run itself)."""
+    """What one queue does at one point of a run, with its call (feeds are called by the run itself).
 
-    act: Act
+    Attributes:
+        reads, writes: the storages that it accesses beside those of ``action``, which for a plan or a copy says them.
+    """
+
+    queue: int
     call: Call | None
     action: Action | None
+    reads: Sequence[int] = ()
+    writes: Sequence[int] = ()
 
 
 class _Lowering:
@@ -130,11 +136,6 @@ class _Lowering:
             states, sum([copy.nbytes for copy in partition.copies if copy.ids is None]), bindings
         )
         self.entries: list[_Entry] = []
-        self.ordered: Final = any(target.stream.is_async for target in self.targets)
-        self.scratch: Final[dict[int, list[Arg]]] = {}
-        if self.ordered:
-            for (index, _), arg in bindings.workspaces.items():
-                self.scratch.setdefault(index, []).append(arg)
         self.lister: Lister | None = None
         if numbered:
             from opweave.scheduler.group_operands import Lister  # most devices compile no groups
@@ -150,21 +151,32 @@ class _Lowering:
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
-    def _add(
-        self,
-        queue: int,
-        reads: Iterable[int],
-        writes: Iterable[int],
-        call: Call | None,
-        action: Action | None,
-        further: Sequence[Access] = (),
-    ) -> None:
-        accesses: list[Access] = []
-        if self.ordered:
-            accesses += further
-            accesses += [a for storage in reads if (a := self._access(storage, False)) is not None]
-            accesses += [a for storage in writes if (a := self._access(storage, True)) is not None]
-        self.entries.append(_Entry(Act(queue, accesses), call, action))
+    def act(self, entry: _Entry) -> Act:
+        """What an entry reads and writes."""
+        action = entry.action
+        split, copy = (None, None) if action is None else (action.split, action.copy)
+        reads, writes = dict.fromkeys(entry.reads), dict.fromkeys(entry.writes)
+        accesses: list[Access | None] = []
+        if copy is not None:
+            views = [*[(view, False) for view in copy.sources], *[(view, True) for view in copy.writes]]
+            alone = copy.cause == "gather"  # pieces of a value are under way independently of each other
+            accesses = [self._access(view.storage, write, view if alone else None) for view, write in views]
+        elif action is not None and action.plan is not None and split is not None:
+            for item in split.items:
+                reads.update((source[0], None) for source in item[3])
+                writes[item[2][0]] = None
+            accesses = [_bytes_of(a.buffer, a.offset, a.size, True) for a in self.scratch.get(split.index, ())]
+        accesses += [self._access(storage, False) for storage in reads]
+        accesses += [self._access(storage, True) for storage in writes]
+        return Act(entry.queue, [access for access in accesses if access is not None])
+
+    @cached_property
+    def scratch(self) -> Mapping[int, Sequence[Arg]]:
+        """Index of a split -> the scratch memory of its groups."""
+        found: dict[int, list[Arg]] = {}
+        for (index, _), arg in self.bindings.workspaces.items():
+            found.setdefault(index, []).append(arg)
+        return found
 
     def _access(self, storage: int, write: bool, view: StorageView | None = None) -> Access | None:
         """The bytes of a storage, or those that a dense window of it shows."""
@@ -208,7 +220,8 @@ class _Lowering:
                     stream = stream.inner  # nothing is under way: fed at once, no device waits for another one's thread
                 view, put, queued = bind_write(arg, stream)
                 feed = replace(feed, view=view, put=put, queued=queued, target=target)
-                self._add(target.index if queued else HOST_QUEUE, (), (storage,), None, None)
+                queue = target.index if queued else HOST_QUEUE
+                self.entries.append(_Entry(queue, None, None, writes=(storage,)))
             self.result.feeds[tensor.key] = feed
 
     def _add_split(self, split: Split) -> None:
@@ -220,22 +233,15 @@ class _Lowering:
             self.result.plans.append(plan)
             fused = self.groups.of_split[split.index]
             items = None if fused is None else tuple([group.items for group in fused])
-            reads: dict[int, None] = {}
-            writes: dict[int, None] = {}
-            if self.ordered:
-                for item in split.items:
-                    reads.update((s[0], None) for s in item[3])
-                    writes[item[2][0]] = None
-            scratch = [_bytes_of(a.buffer, a.offset, a.size, True) for a in self.scratch.get(split.index, ())]
             action = Action("plan", target, split, items=items, plan=plan)
-            self._add(self._queue(target), reads, writes, plan.run, action, scratch)
+            self.entries.append(_Entry(self._queue(target), plan.run, action))
         for copy in split.write_backs:
             self._add_copy(copy, split, self._target_of(copy.dst.storage, target))
         if split.observed is not None:
             node, operand = split.observed
             assert self.show is not None
             look = partial(self.show, node, self.arg(operand))
-            self._add(HOST_QUEUE, (operand.storage,), (), look, Action("observe", target, split))
+            self.entries.append(_Entry(HOST_QUEUE, look, Action("observe", target, split), (operand.storage,)))
 
     def _add_copy(self, copy: Copy, split: Split, target: Target) -> None:
         beside = copy.cause == "weight-fetch" and target.copier is not None
@@ -248,13 +254,7 @@ class _Lowering:
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.arg(copy.ids), self.count)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
-        accesses: list[Access] = []
-        if self.ordered:
-            views = [*[(view, False) for view in copy.sources], *[(view, True) for view in copy.writes]]
-            alone = copy.cause == "gather"  # pieces of a value are under way independently of each other
-            found = [self._access(view.storage, write, view if alone else None) for view, write in views]
-            accesses = [access for access in found if access is not None]
-        self._add(queue, (), (), call, Action("copy", target, split, copy), accesses)
+        self.entries.append(_Entry(queue, call, Action("copy", target, split, copy)))
 
     def _bind_exchange(self, copy: Copy, stream: Stream) -> tuple[Call, bool]:
         """A collective, or the share of a device in it."""
@@ -285,26 +285,26 @@ class _Lowering:
             fetch = Fetch(output, bind_read(arg, queued), queued, target, bind_keep(arg, queued), ahead)
             self.result.fetches.append(fetch)
             if queued is not None or ahead is not None:
-                self._add(target.index, (operand.storage,), (), None, None)
+                self.entries.append(_Entry(target.index, None, None, (operand.storage,)))
 
     # --- the list ---------------------------------------------------------------------------------------------------
 
     def assemble(self, order: list[list[Need]], awaited: set[int], lists: Sequence[_Lowering]) -> None:
         """Make the list of calls: each entry behind the waits that it needs, and before the event that others await."""
         result = self.result
-        queues = {entry.act.queue for entry in self.entries} - {HOST_QUEUE}
+        queues = {entry.queue for entry in self.entries} - {HOST_QUEUE}
         result.streams += [self._stream(queue) for queue in sorted(queues)]
         calls: list[Call] = []
         actions: list[Action] = []
         splits = self.partition.splits
         for index in range(self.n_feeds):
-            queue = self.entries[index].act.queue
+            queue = self.entries[index].queue
             result.before += [self._wait(queue, need, lists)[0] for need in order[index]]
             if index in awaited:
                 calls.append(self._record(queue, index))
                 actions.append(Action("event", self.targets[queue % len(self.targets)], splits[0]))
         for index in range(self.n_feeds, len(self.entries)):
-            (queue, _), call, action = self.entries[index]
+            queue, call, action, *_ = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
             for need in order[index]:
                 wait, target = self._wait(queue, need, lists)
@@ -340,7 +340,7 @@ class _Lowering:
         """A wait for an event, and the target on whose stream that is."""
         slot, index = need
         events = lists[slot].result.events
-        target = self.targets[lists[slot].entries[index].act.queue % len(self.targets)]
+        target = self.targets[lists[slot].entries[index].queue % len(self.targets)]
         if queue == HOST_QUEUE:
             return partial(_wait_here, events, index), target
         return partial(_wait_in, self._stream(queue), events, index), target
