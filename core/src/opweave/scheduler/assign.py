@@ -31,6 +31,7 @@ from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.target import Target
 
 if TYPE_CHECKING:
+    from opweave.contract.space import MemorySpace
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Leaf, Location, Placement
     from opweave.graph.precision import Precision
@@ -243,12 +244,16 @@ class _Assigning:
                 self.made.append(node)
                 continue
             best, most = None, -1
+            located = [(source, *where) for source in node.srcs if (where := self._location(source)) is not None]
             for target in able.able(node):
-                read = node.srcs
+                read = located
                 if able.prepared:
                     support = able.support(target, node)
-                    read = tuple([source for source in read if not able.unpacks(source, support)])
-                reached = sum([self._reached(target, source) for source in read])
+                    read = [where for where in read if not able.unpacks(where[0], support)]
+                reached = 0
+                for source, home, space in read:
+                    if home == target.index or target.device.reaches(space):
+                        reached += source.nbytes
                 if reached > most:
                     best, most = target, reached
             if best is None:
@@ -261,17 +266,21 @@ class _Assigning:
     def _chosen(target: Target) -> str:
         return "host" if target.device.kind is Kind.HOST else "priority"
 
-    def _reached(self, target: Target, source: Tensor) -> int:
-        """The bytes of a source if the target's device reaches them already, else 0. Inputs and unplaced leaves that
-        nobody pinned can be placed on any device."""
+    def _location(self, source: Tensor) -> tuple[int, MemorySpace] | None:
+        """The target whose memory holds a source, -1 for placed leaves, and the space. ``None`` for what can be placed
+        on any device: inputs and unplaced leaves that nobody pinned."""
         root = source.root
         # Versions lie where their state lies.
         home = self.target_of.get(root, self.leaf_pins.get(root)) if root.state is None else None
         if home is not None:
-            near = home == target.index or target.device.reaches(self.targets[home].space)
-            return source.nbytes if near else 0
+            return home, self.targets[home].space
         placement = root.memory.leaf.placement if root.memory.leaf is not None else None
-        return source.nbytes if placement is not None and target.device.reaches(placement.buffer.space) else 0
+        return None if placement is None else (-1, placement.buffer.space)
+
+    def _reaches(self, target: Target, source: Tensor) -> bool:
+        """Whether the target's device reaches a source where it lies; ``False`` for what lies nowhere yet."""
+        where = self._location(source)
+        return where is not None and (where[0] == target.index or target.device.reaches(where[1]))
 
     def cross_boundaries(self) -> None:
         """Nodes between decided ones on several devices move to the devices for which the fewest bytes are copied."""
@@ -323,7 +332,7 @@ class _Assigning:
                     target.space is at.space
                     and support.reason is None
                     and not support.unpacked - able.support(at, node).unpacked
-                    and all(self._reached(target, s) or not self._reached(at, s) for s in node.srcs)
+                    and all(self._reaches(target, s) or not self._reaches(at, s) for s in node.srcs)
                     and target.device.wants(able.step(target, node))
                 ):
                     self.target_of[node], self.causes[node] = target.index, "upgrade"
