@@ -38,10 +38,10 @@ def test_objects_of_large_builds_are_parked_and_small_ones_are_not():
     collector = _Collector()
     build(collector, 100)
     assert collector.parked == 0
-    build(collector, 2 * collector.LARGE)
-    assert collector.parked >= 2 * collector.LARGE
+    build(collector, 2 * gc.get_threshold()[0])
+    assert collector.parked >= 2 * gc.get_threshold()[0]
     assert gc.get_freeze_count() == 0
-    assert gc.get_count()[0] < collector.LARGE  # a collection of the young does not examine them
+    assert gc.get_count()[0] < gc.get_threshold()[0]  # a collection of the young does not examine them
     assert gc.isenabled()
 
 
@@ -65,7 +65,7 @@ def test_what_a_program_has_frozen_or_switched_off_stays_so():
     gc.collect()
     gc.freeze()
     before = gc.get_freeze_count()
-    build(collector, 2 * collector.LARGE)
+    build(collector, 2 * gc.get_threshold()[0])
     assert gc.get_freeze_count() >= before > 0
     assert collector.parked == 0
     gc.disable()

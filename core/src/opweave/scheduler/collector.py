@@ -13,21 +13,18 @@ __all__ = ["COLLECTOR"]
 class _Collector:
     """Switches Python's garbage collector off during builds, which make many objects that stay and no garbage.
 
-    The objects of a large build are moved to the oldest generation, because examining them in the next collections of
-    the younger ones would take as long as the build. The collector does not count objects that were moved, and would
-    not run when they become garbage, so they are counted here.
+    If they are so many that the collector would run as soon as it is switched on again, they are moved to the oldest
+    generation: examining them, then and in the next collections of the younger generations, would take a tenth of the
+    time of a small build, and all of that of a large one. The collector does not count objects that were moved, and
+    would not run when they become garbage, so they are counted here.
 
     Milliseconds of each of four builds of 20,000 nodes, and of making 20,000 small lists after each, on an AMD Zen 5:
     with the collector on 155 to 466 and 2 to 5; only disabled during builds 141 to 203 and 11 to 317; with this class
     104 to 109 and 1.
     """
 
-    LARGE: Final = 5_000
-    """A build is large if it made more objects than this, as many as for some 500 nodes. Examining the objects of a
-    build of 1,000 nodes takes a tenth of the time of the build."""
-
     MANY: Final = 2_000_000
-    """After large builds with more objects than this, a full collection is made before the next build."""
+    """After builds of more moved objects than this, a full collection is made before the next build."""
 
     def __init__(self) -> None:
         self.parked = 0
@@ -45,7 +42,7 @@ class _Collector:
             yield
         finally:
             made = gc.get_count()[0]
-            if made > self.LARGE and not gc.get_freeze_count():
+            if made > gc.get_threshold()[0] > 0 and not gc.get_freeze_count():
                 # Freezing and unfreezing moves objects to the oldest generation without examining them.
                 gc.freeze()
                 gc.unfreeze()
