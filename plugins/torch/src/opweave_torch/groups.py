@@ -62,19 +62,16 @@ class _Groups:
         self.found: Final[dict[int, list[int]]] = {}
         self.readers: dict[Hashable, list[int]] = {}
         self.writers: dict[Hashable, list[int]] = {}
-        for i, step in enumerate(steps):
+        firsts = [i for i, step in enumerate(steps) if step.op == "attention" or _is_packed(step)]
+        for i, step in enumerate(steps if firsts else ()):
             for src in step.srcs:
                 self.readers.setdefault(_memory(src), []).append(i)
             self.writers.setdefault(_memory(step.out), []).append(i)
         taken: set[int] = set()
-        for i, step in enumerate(steps):
+        for i in firsts:
             if i in taken:
                 continue
-            members, place = [i], i
-            if step.op == "linear" and isinstance(step.srcs[1].buffer_type, (PackedType, Int4Type)):
-                members, place = self._products(i)
-            elif step.op == "attention":
-                members, place = self._attention(i)
+            members, place = self._attention(i) if steps[i].op == "attention" else self._products(i)
             if len(members) > 1 and not taken.intersection(members):
                 self.found[place] = members
                 taken.update(members)
@@ -167,6 +164,11 @@ class _Groups:
         first, last = sorted((i, j))
         writes = [k for src in self.steps[i].srcs for k in self.writers.get(_memory(src), ())]
         return not any(first <= k < last for k in writes)
+
+
+def _is_packed(step: Step) -> bool:
+    """Whether it is a product with a weight in special memory."""
+    return step.op == "linear" and isinstance(step.srcs[1].buffer_type, (PackedType, Int4Type))
 
 
 def _memory(arg: Arg) -> Hashable:
