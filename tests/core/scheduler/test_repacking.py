@@ -107,6 +107,43 @@ def location(tensor: ow.Tensor) -> Location:
     return tensor.leaf.placement
 
 
+class Asked(Turning):
+    """Notes what it is asked."""
+
+    def __init__(self, name: str = "asked") -> None:
+        super().__init__(name)
+        self.questions: list[tuple[object, ...]] = []
+
+    def _why_not(self, step: Step) -> str | None:
+        self.questions.append((step.op, step.out.shape, *[src.buffer_type for src in step.srcs]))
+        return super()._why_not(step)
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [(16, 1), (2, 2)])
+def test_a_device_is_asked_once_about_a_product_plain_and_once_repacked(rows, kinds, w):
+    device = Asked()
+    with ow.Scheduler(device) as scheduler:
+        scheduler.build(ow.linear(ow.input("x", (rows, 32)), ow.weights({"w": w})["w"]))
+    assert len(device.questions) == len(set(device.questions)) == kinds
+
+
+class Keepless(Turned):
+    """Keeps nothing."""
+
+    def _why_not(self, dtype: DType, shape: Shape) -> str | None:
+        return "it keeps nothing"
+
+
+def test_a_device_whose_special_memory_keeps_no_such_weights_is_not_asked_about_their_products(w):
+    first, second = Asked("first"), Asked("second")
+    second._turned = Keepless(second)
+    weights = ow.weights({"w": w}, device=first)
+    with ow.Scheduler([first, second]) as scheduler:
+        scheduler.build(ow.linear(ow.input("x", (16, 32)), weights["w"]))
+    assert first.questions
+    assert not second.questions
+
+
 def test_weights_are_copied_once_for_all_programs_and_counted(device, w):
     x, weight = ow.input("x", (2, 32)), ow.weights({"w": w})["w"]
     with ow.Scheduler([device, HostDevice()]) as scheduler:

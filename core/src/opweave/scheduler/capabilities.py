@@ -155,19 +155,17 @@ def _mark_whole(
     spent = {target.name: 0 for target in repacking}
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
-    asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
+    asked: dict[tuple[Signature, tuple[int, ...]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
     for node in nodes if repacking else ():
         if node.op is None or not node.op.product or node.signature is None:
             continue
-        whole = frozenset([i for i, source in enumerate(node.srcs) if _is_whole(source, special)])
+        whole = tuple([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
         if not whole:
             continue
         known = signatures.get(node, node.signature)
         answer = asked.get((known, whole))
         if answer is None:
-            answer = asked[known, whole] = _ask_repacked(
-                targets, repacking, known, [node.srcs[i] for i in whole], whole
-            )
+            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, node, frozenset(whole))
         found, positions = answer
         if not positions:
             continue
@@ -187,12 +185,12 @@ def _mark_whole(
 
 
 def _ask_repacked(
-    targets: Sequence[Target], repacking: Sequence[Target], known: Signature, weights: Sequence[Tensor],
-    whole: frozenset[int],
-) -> tuple[Signature, list[tuple[Target, int, BufferType]]]:  # fmt: skip
+    targets: Sequence[Target], repacking: Sequence[Target], known: Signature, node: Tensor, whole: frozenset[int]
+) -> tuple[Signature, list[tuple[Target, int, BufferType]]]:
     """A signature with its read-only sources named, and which of these devices would rather read in special memory.
     Devices whose special memory keeps no such tensors are not asked, as long as these are not rounded first."""
     if known.precision == "exact" or not known.constant:
+        weights = [node.srcs[i] for i in whole]
         repacking = [target for target in repacking if target.device.keeps_repacked(weights)]
     found = known.at(known.precision, known.constant, whole)
     wanted = [(t, i, kind) for t in repacking for i, kind in t.support_whole(found, known).repacked.items()]

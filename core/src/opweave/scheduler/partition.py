@@ -160,7 +160,7 @@ class _Partitioner:
                 if operand is None:
                     operand, split = self._operand(source, target, split, node, support)
                     items = split.items
-                    if not packed and not self.fetched_here and source.memory not in prepared:
+                    if not (packed or self.fetched_here or (prepared and source.memory in prepared)):
                         seen[source] = operand
                 operands.append(operand)
             if writes:

@@ -116,12 +116,11 @@ class Storages:
             self.repacked[storage] = kind
         return StorageView(storage, 0, source.dtype, source.shape, source.strides)
 
-    def _space(self, storage: int) -> MemorySpace:
-        arena = self.arenas[storage]
-        return self._targets[arena].space if arena >= 0 else self.owners[storage][1]
-
     def reaches(self, target: Target, storage: int) -> bool:
-        return self.arenas[storage] == target.index or target.device.reaches(self._space(storage))
+        arena = self.arenas[storage]
+        if arena == target.index:
+            return True
+        return target.device.reaches(self._targets[arena].space if arena >= 0 else self.owners[storage][1])
 
     def empty(self, source: Tensor) -> StorageView:
         """A source without elements, which lies on the host for every reader."""
