@@ -3,6 +3,9 @@
 // Macros: BLOCKS_<name>, the type; CODEBOOK, the numbers of the levels of its codebook, if it has one.
 //   decode(block, part)        elements 16 * part .. 16 * part + 15 of a block; fastest where ``part`` is a constant
 //   decode_row(block, to, n)   the first n elements of a row of blocks, into local memory
+// ONE_SCALE is defined for types whose blocks have one scale and no offset; decode is the product of
+//   scale_of(block)            the scale, 16 times
+//   quants(block, part)        what it multiplies
 //
 // Wherever there are two ways to order the arithmetic, it is that of opweave's reference, which is that of gguf.
 
@@ -12,30 +15,45 @@
 typedef uchar16 Bytes16 __attribute__((aligned(1)));
 typedef char16 Chars16 __attribute__((aligned(1)));
 #ifdef __clang__
+typedef ushort Bytes2 __attribute__((aligned(1)));
+#define BYTES2(p) (*(__global const Bytes2 *)(p))
 #define BYTES16(p) (*(__global const Bytes16 *)(p))
 #define CHARS16(p) (*(__global const Chars16 *)(p))
 #else
+#define BYTES2(p) ((p)[0] | (p)[1] << 8)
 #define BYTES16(p) vload16(0, p)
 #define CHARS16(p) vload16(0, (__global const char *)(p))
 #endif
 
-// Prefetches a block a page ahead. Decoding takes so many instructions for each byte that processors do not see the next
-// cache misses in time, and what they prefetch by themselves ends with a page.
+// Prefetches a block a page ahead, and to the first cache one that comes soon. Decoding takes so many instructions for each
+// byte that processors do not see the next cache misses in time, and what they prefetch by themselves ends with a page.
 #ifdef __clang__
 #define FETCH_AHEAD(block) \
-    __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + 4096 + i_)
+    __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) \
+    { \
+        __builtin_prefetch((block) + 4096 + i_, 0, 2); \
+        __builtin_prefetch((block) + 512 + i_, 0, 3); \
+    }
 #else
 #define FETCH_AHEAD(block)
 #endif
 
-// The f16 in the upper half of a word, or at ``p``: shifted to the bits of a float and given its exponent; those of
-// infinities and NaN become the largest beforehand. No branches and only integers, because each block waits for it.
-static inline float half_above(const int word)
+// The f16 in the upper half of a word, or at ``p``: shifted to the bits of a float, which is 2^-112 of it, and given its
+// exponent; those of infinities and NaN become the largest beforehand. No branches and only integers, because each block
+// waits for it.
+static inline int small_above(const int word)
 {
     const int shifted = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (shifted & 0x0fffffff)) >> 31 & 0x7f800000;
-    return as_float(shifted | largest) * 0x1p112f;
+    return shifted | largest;
 }
-static inline float half_at(__global const uchar *p) { return half_above((p[0] | p[1] << 8) << 16); }
+static inline float half_above(const int word) { return as_float(small_above(word)) * 0x1p112f; }
+static inline float half_at(__global const uchar *p) { return half_above(BYTES2(p) << 16); }
+
+// half_at as a vector, which takes fewer instructions than to multiply one float and repeat it.
+static inline float16 halves_at(__global const uchar *p)
+{
+    return as_float16((int16)small_above(BYTES2(p) << 16)) * 0x1p112f;
+}
 
 // Low halves of 16 bytes, or high halves.
 static inline int16 nibbles(const uchar16 bytes, const int high)
@@ -44,20 +62,30 @@ static inline int16 nibbles(const uchar16 bytes, const int high)
     return high ? wide >> 4 : wide & 15;
 }
 
-#ifdef __AVX512F__
-// One instruction permutes 16 floats: what four bits mean is looked up in a register.
-#define PICK(levels, q) \
-    ((float16)((levels)[(q).s0], (levels)[(q).s1], (levels)[(q).s2], (levels)[(q).s3], (levels)[(q).s4], \
-               (levels)[(q).s5], (levels)[(q).s6], (levels)[(q).s7], (levels)[(q).s8], (levels)[(q).s9], \
-               (levels)[(q).sa], (levels)[(q).sb], (levels)[(q).sc], (levels)[(q).sd], (levels)[(q).se], \
-               (levels)[(q).sf]))
+#define SIXTEEN (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_permvarsf512)
+// One instruction permutes 16 floats: what the lowest four bits of q mean is looked up in a register.
+#define PICK(levels, q) __builtin_ia32_permvarsf512(levels, q)
 #endif
+
+// Low halves of 16 bytes, or high halves, minus a constant, as floats. Without PICK four bits become the lowest bits of the
+// fraction of 2^23, or of 2^19 where they lie four bits higher.
+static inline float16 nibbles_less(const uchar16 bytes, const int high, const float less)
+{
+    const int16 wide = convert_int16(bytes);
+#ifdef PICK
+    return PICK(SIXTEEN - less, high ? wide >> 4 : wide);
+#else
+    return high ? as_float16((wide & 0xf0) | 0x49000000) - (0x1p19f + less)
+                : as_float16((wide & 15) | 0x4b000000) - (0x1p23f + less);
+#endif
+}
 
 // scale · q - offset for q of four bits.
 static inline float16 scaled(const float scale, const float offset, const int16 q)
 {
 #ifdef PICK
-    const float16 levels = scale * (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) - offset;
+    const float16 levels = scale * SIXTEEN - offset;
     return PICK(levels, q);
 #else
     return scale * convert_float16(q) - offset;
@@ -68,7 +96,7 @@ static inline float16 scaled(const float scale, const float offset, const int16 
 static inline float16 centred(const float scale, const float centre, const int16 q)
 {
 #ifdef PICK
-    const float16 levels = scale * ((float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) - centre);
+    const float16 levels = scale * (SIXTEEN - centre);
     return PICK(levels, q);
 #else
     return scale * (convert_float16(q) - centre);
@@ -107,9 +135,11 @@ static inline float16 doubled_e2m1(const int16 q)
 #if defined(BLOCKS_q4_0)
 #define BYTES 18
 #define COUNT 32
-static inline float16 decode(__global const uchar *b, const int part)
+#define ONE_SCALE
+#define scale_of halves_at
+static inline float16 quants(__global const uchar *b, const int part)
 {
-    return centred(half_at(b), 8.0f, nibbles(BYTES16(b + 2), part));
+    return nibbles_less(BYTES16(b + 2), part, 8.0f);
 }
 
 #elif defined(BLOCKS_q4_1)
@@ -117,16 +147,21 @@ static inline float16 decode(__global const uchar *b, const int part)
 #define COUNT 32
 static inline float16 decode(__global const uchar *b, const int part)
 {
+#ifdef PICK
     return scaled(half_at(b), -half_at(b + 2), nibbles(BYTES16(b + 4), part));
+#else
+    return half_at(b) * nibbles_less(BYTES16(b + 4), part, 0.0f) + half_at(b + 2);
+#endif
 }
 
 #elif defined(BLOCKS_q5_0)
 #define BYTES 22
 #define COUNT 32
-static inline float16 decode(__global const uchar *b, const int part)
+#define ONE_SCALE
+#define scale_of halves_at
+static inline float16 quants(__global const uchar *b, const int part)
 {
-    const int16 q = nibbles(BYTES16(b + 6), part) | sixteen_bits(b + 2 + 2 * part);
-    return half_at(b) * (convert_float16(q) - 16.0f);
+    return convert_float16(nibbles(BYTES16(b + 6), part) | sixteen_bits(b + 2 + 2 * part)) - 16.0f;
 }
 
 #elif defined(BLOCKS_q5_1)
@@ -141,27 +176,32 @@ static inline float16 decode(__global const uchar *b, const int part)
 #elif defined(BLOCKS_q8_0)
 #define BYTES 34
 #define COUNT 32
-static inline float16 decode(__global const uchar *b, const int part)
+#define ONE_SCALE
+#define scale_of halves_at
+static inline float16 quants(__global const uchar *b, const int part)
 {
-    return half_at(b) * convert_float16(CHARS16(b + 2 + 16 * part));
+    return convert_float16(CHARS16(b + 2 + 16 * part));
 }
 
 #elif defined(BLOCKS_iq4_nl)
 #define BYTES 18
 #define COUNT 32
-static inline float16 decode(__global const uchar *b, const int part)
+#define ONE_SCALE
+#define scale_of halves_at
+static inline float16 quants(__global const uchar *b, const int part)
 {
-    return levelled(half_at(b), nibbles(BYTES16(b + 2), part));
+    return levelled(1.0f, nibbles(BYTES16(b + 2), part));
 }
 
 #elif defined(BLOCKS_mxfp4)
 #define BYTES 17
 #define COUNT 32
-static inline float16 decode(__global const uchar *b, const int part)
+#define ONE_SCALE
+// The scale is an exponent, 127 is 1.
+#define scale_of(b) (float16)(b[0] < 2 ? as_float(0x00200000u << b[0]) : as_float((uint)(b[0] - 1) << 23))
+static inline float16 quants(__global const uchar *b, const int part)
 {
-    // The scale is an exponent, 127 is 1.
-    const float scale = b[0] < 2 ? as_float(0x00200000u << b[0]) : as_float((uint)(b[0] - 1) << 23);
-    return scale * doubled_e2m1(nibbles(BYTES16(b + 1), part));
+    return doubled_e2m1(nibbles(BYTES16(b + 1), part));
 }
 
 #elif defined(BLOCKS_nvfp4)
@@ -276,6 +316,10 @@ static inline float16 decode(__global const uchar *b, const int part)
 
 #elif defined(CODEBOOK)
 #include "codebook_blocks.cl"
+#endif
+
+#ifdef ONE_SCALE
+static inline float16 decode(__global const uchar *b, const int part) { return scale_of(b) * quants(b, part); }
 #endif
 
 static inline void decode_row(__global const uchar *b, __local float *to, const int n)

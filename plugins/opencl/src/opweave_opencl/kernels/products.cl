@@ -318,6 +318,9 @@ __kernel UNVECTORIZED void dots(PARAMETERS)
         two += LOAD16(x + part * 16 + 16) * elements(block, part + 1); \
     }
 
+#define ADD_SCALED(sum) \
+    sum += scale_of(block) * (LOAD16(x) * quants(block, 0) + LOAD16(x + 16) * quants(block, 1));
+
 __kernel UNVECTORIZED void decoded(PARAMETERS)
 {
 #ifdef UNPACKED
@@ -340,6 +343,14 @@ __kernel UNVECTORIZED void decoded(PARAMETERS)
                     unpack(block, &ready[i]);
                 }
                 for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(unpacked, &ready[i])
+            }
+#elif defined(ONE_SCALE)
+            for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
+                FETCH_AHEAD(block);
+                ADD_SCALED(one)
+                if ((k += COUNT) == depth) break;
+                x += COUNT, block += BYTES;
+                ADD_SCALED(two)
             }
 #else
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {

@@ -1,5 +1,5 @@
 // Blocks of the types q2_k to q6_k unpacked for processors: to bytes, and to floats that scale them, in local memory. One instruction
-// then moves the bit fields of 32 weights, and scales are read from memory. When 16 weights are unpacked at a time, as
+// then moves the bit fields of 64 weights, and scales are read from memory. When 16 weights are unpacked at a time, as
 // decode does it, moving elements between lanes takes longer than the arithmetic.
 //
 // Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl; INTEGERS, whether smaller blocks are
@@ -43,17 +43,24 @@ static inline float16 unpacked(__local const Unpacked *from, const int part)
 #endif
 }
 
+typedef uint16 Bytes64 __attribute__((aligned(1)));
 typedef uint8 Bytes32 __attribute__((aligned(1)));
 typedef uint Bytes4 __attribute__((aligned(1)));
-#define BYTES32(p) (*(__global const Bytes32 *)(p))
+#define BYTES64(p) (*(__global const Bytes64 *)(p))
+#define TWICE32(p) (uint16)(*(__global const Bytes32 *)(p), *(__global const Bytes32 *)(p))
 #define BYTES4(p) (*(__global const Bytes4 *)(p))
 
-// Bits of every byte: moved to the right, or to the left if ``right`` is negative, then those of ``mask``.
-#define FIELDS(bytes, right, mask) \
-    (((right) < 0 ? (bytes) << -(right) : (bytes) >> (right)) & 0x01010101u * (mask))
+// Bits of every byte: moved to the right, then those of ``mask``.
+#define FIELDS(bytes, right, mask) ((bytes) >> (right) & 0x01010101u * (mask))
 
-typedef char Chars32 __attribute__((ext_vector_type(32)));
-#define MINUS(bytes, less) __builtin_astype(__builtin_astype(bytes, Chars32) - (char)(less), uint8)
+// The same of 64 bytes, of which the second half is moved further by ``step``; to the left if ``right`` is negative.
+#define BY(first, second) (uint16)((uint8)(first), (uint8)(second))
+#define FIELDS64(bytes, right, step, mask) \
+    (((right) < 0 ? (bytes) << BY(-(right), -(right) - (step)) : (bytes) >> BY(right, (right) + (step))) & \
+     0x01010101u * (mask))
+
+typedef char Chars64 __attribute__((ext_vector_type(64)));
+#define MINUS(bytes, less) __builtin_astype(__builtin_astype(bytes, Chars64) - (char)(less), uint16)
 
 #if COUNT == 32
 // The integers of half a block.
@@ -80,31 +87,31 @@ static inline short16 integers(__global const uchar *b, const int half_)
 static inline void unpack(__global const uchar *b, __local Unpacked *to)
 {
     __local float16 *scales = (__local float16 *)to->scales;
-    __local uint8 *q = (__local uint8 *)to->q;
+    __local uint16 *q = (__local uint16 *)to->q;
 
 #if defined(BLOCKS_q2_k)
     const uchar16 both = BYTES16(b);
     scales[0] = half_at(b + 80) * convert_float16(both & (uchar)15);
     scales[1] = half_at(b + 82) * convert_float16(both >> (uchar)4);
-    UNROLL for (int i = 0; i < 8; i++) q[i] = FIELDS(BYTES32(b + 16 + i / 4 * 32), i % 4 * 2, 3);
+    UNROLL for (int i = 0; i < 4; i++) q[i] = FIELDS64(TWICE32(b + 16 + i / 2 * 32), i % 2 * 4, 2, 3);
 
 #elif defined(BLOCKS_q3_k)
     const uint one = BYTES4(b + 96), two = BYTES4(b + 100), high = BYTES4(b + 104);
     const uint4 fours = FIELDS((uint4)(one, two, one, two), (uint4)(0, 0, 4, 4), 15);
     const uint4 pairs = FIELDS((uint4)high, (uint4)(0, 2, 4, 6), 3) << 4;
     scales[0] = half_at(b + 108) * convert_float16(as_char16(fours | pairs) - (char)32);
-    UNROLL for (int i = 0; i < 8; i++)
+    UNROLL for (int i = 0; i < 4; i++)
     {
-        const uint8 low = FIELDS(BYTES32(b + 32 + i / 4 * 32), i % 4 * 2, 3);
-        q[i] = MINUS(low | FIELDS(BYTES32(b), i - 2, 4), 4);
+        const uint16 low = FIELDS64(TWICE32(b + 32 + i / 2 * 32), i % 2 * 4, 2, 3);
+        q[i] = MINUS(low | FIELDS64(TWICE32(b), 2 * i - 2, 1, 4), 4);
     }
 
 #elif defined(BLOCKS_q6_k)
     scales[0] = half_at(b + 208) * convert_float16(CHARS16(b + 192));
-    UNROLL for (int i = 0; i < 8; i++)
+    UNROLL for (int i = 0; i < 4; i++)
     {
-        const uint8 low = FIELDS(BYTES32(b + i / 4 * 64 + i % 2 * 32), i % 4 / 2 * 4, 15);
-        q[i] = MINUS(low | FIELDS(BYTES32(b + 128 + i / 4 * 32), i % 4 * 2 - 4, 48), 32);
+        const uint16 low = FIELDS(BYTES64(b + i / 2 * 64), i % 2 * 4, 15);
+        q[i] = MINUS(low | FIELDS64(TWICE32(b + 128 + i / 2 * 32), i % 2 * 4 - 4, 2, 48), 32);
     }
 
 #elif COUNT == 32
@@ -120,12 +127,12 @@ static inline void unpack(__global const uchar *b, __local Unpacked *to)
     const uint4 high = FIELDS(head.s1122, 2, (uint4)(0, 48, 0, 48));
     const float8 scale = half_above(head.s0 << 16), offset = half_above(head.s0);
     scales[0] = (float16)(scale, offset) * convert_float16(as_uchar16(low | high));
-    UNROLL for (int i = 0; i < 8; i++)
+    UNROLL for (int i = 0; i < 4; i++)
     {
 #ifdef BLOCKS_q4_k
-        q[i] = FIELDS(BYTES32(b + 16 + i / 2 * 32), i % 2 * 4, 15);
+        q[i] = FIELDS64(TWICE32(b + 16 + i * 32), 0, 4, 15);
 #else
-        q[i] = FIELDS(BYTES32(b + 48 + i / 2 * 32), i % 2 * 4, 15) | FIELDS(BYTES32(b + 16), i - 4, 16);
+        q[i] = FIELDS64(TWICE32(b + 48 + i * 32), 0, 4, 15) | FIELDS64(TWICE32(b + 16), 2 * i - 4, 1, 16);
 #endif
     }
 #endif
