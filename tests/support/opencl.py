@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEVICES", "SKIPPED", "anew", "as_gpu"]
 
-# PoCL would compile each kernel once more, from the same code, for the sizes that it is launched with: a third of the time
-# of all tests on it. With 1 in the environment it does.
+# PoCL would compile each kernel once more, from the same code, for the sizes that it is launched with, which takes as
+# long as the first time. With 1 in the environment it does.
 os.environ.setdefault("POCL_WORK_GROUP_SPECIALIZATION", "0")
 
 DEVICES: Final[list[OpenCLDevice]] = []

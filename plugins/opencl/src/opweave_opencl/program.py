@@ -24,7 +24,7 @@ __all__ = ["OPTIONS", "Programs", "compiled", "source"]
 OPTIONS: Final = "OPWEAVE_OPENCL_BUILD_OPTIONS"
 """Environment variable: options for the driver's compiler, such as ``-cl-opt-disable``."""
 
-_INCLUDE: Final = re.compile(r'#include "([\w.]+)"')
+_INCLUDE: Final = re.compile(r'#include "([\w.]+)"(?:\s*//.*)?')
 
 _COMMENT_OR_STRING: Final = re.compile(r'//(?:\\\n|[^\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 

@@ -3,8 +3,7 @@
 // of length 1.
 //
 // Macros: CONVOLUTION, products; or DEPTHWISE, each output from one input; or COLUMNS_OF, the columns themselves, by LINES
-// or element by element; or SUMS_OF, columns added up; or FOLD, the same line by line. T; BIAS, the
-// type of the bias.
+// or element by element; or SUMS_OF, columns added up; or FOLD, the same line by line. T; BIAS, the type of the bias.
 
 #include "types.cl"
 
@@ -107,38 +106,55 @@ static inline void gather_windows(__global const MEM(T) *x, const Windows *w, __
 #include "products.cl"
 #endif
 
-#ifdef DEPTHWISE
+#if defined(DEPTHWISE) || defined(SUMS_OF)
 typedef struct {
-    long outputs, each;                       // channels of out, how many of them from one of x
-    long out_step[5], x_image, w_row, bias_step, biased, offset[4];
+    long channels, out_step[5], out_offset;
+#ifdef DEPTHWISE
+    long each;                                // channels of out from one of x
+    long x_image, w_row, bias_step, biased, offset[3];
     Windows windows;
+#else
+    long image_step, row_step, column_step, offset;
+    Windows windows;                          // positions: elements of out, length: windows
+#endif
 } Params;
 
-__kernel void depthwise(__global MEM(T) *out, __global const MEM(T) *x, __global const MEM(T) *weight,
-                        __global const MEM(BIAS) *bias, const Params p)
+#ifdef DEPTHWISE
+#define OPERANDS __global const MEM(T) *x, __global const MEM(T) *weight, __global const MEM(BIAS) *bias,
+#define START (p.biased ? LOAD(BIAS, bias, p.offset[2] + channel * p.bias_step) : 0.0f)
+#define TERM LOAD(T, x, a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]) * \
+             LOAD(T, weight, i * w->w_step[0] + j * w->w_step[1] + k * w->w_step[2])
+#else
+#define OPERANDS __global const MEM(T) *x,
+#define START 0.0f
+#define TERM LOAD(T, x, row * p.row_step + ((a * w->length[1] + b) * w->length[2] + c) * p.column_step)
+#endif
+
+// Each output is a sum over the taps that meet an element.
+__kernel void sums(__global MEM(T) *out, OPERANDS const Params p)
 {
     const Windows *w = &p.windows;
     const long position[3] = {get_global_id(1) / w->positions[1], get_global_id(1) % w->positions[1], get_global_id(0)};
-    const long image = get_global_id(2) / p.outputs, channel = get_global_id(2) % p.outputs;
+    const long image = get_global_id(2) / p.channels, channel = get_global_id(2) % p.channels, *taps = w->kernel_size;
     if (position[2] >= w->positions[2] || position[0] >= w->positions[0]) return;
-    x += p.offset[1] + image * p.x_image + channel / p.each * w->x_step[0];
-    weight += p.offset[2] + channel * p.w_row;
-    float sum = p.biased ? LOAD(BIAS, bias, p.offset[3] + channel * p.bias_step) : 0.0f;
-    for (long i = 0; i < w->kernel_size[0]; i++) {
+    float sum = START;
+#ifdef DEPTHWISE
+    x += p.offset[0] + image * p.x_image + channel / p.each * w->x_step[0];
+    weight += p.offset[1] + channel * p.w_row;
+#else
+    x += p.offset + image * p.image_step + channel * taps[0] * taps[1] * taps[2] * p.row_step;
+#endif
+    for (long i = 0; i < taps[0]; i++) {
         const long a = along(w, 0, position[0], i);
-        if (a < 0) continue;
-        for (long j = 0; j < w->kernel_size[1]; j++) {
+        for (long j = 0; j < taps[1] && a >= 0; j++) {
             const long b = along(w, 1, position[1], j);
-            if (b < 0) continue;
-            __global const MEM(T) *row = x + a * w->x_step[1] + b * w->x_step[2];
-            __global const MEM(T) *taps = weight + i * w->w_step[0] + j * w->w_step[1];
-            for (long k = 0; k < w->kernel_size[2]; k++) {
+            for (long k = 0, row = (i * taps[1] + j) * taps[2]; k < taps[2] && b >= 0; k++, row++) {
                 const long c = along(w, 2, position[2], k);
-                if (c >= 0) sum += LOAD(T, row, c * w->x_step[3]) * LOAD(T, taps, k * w->w_step[2]);
+                if (c >= 0) sum += TERM;
             }
         }
     }
-    long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
+    long to = p.out_offset + image * p.out_step[0] + channel * p.out_step[1];
     for (int axis = 0; axis < 3; axis++) to += position[axis] * p.out_step[2 + axis];
     STORE(T, sum, out, to);
 }
@@ -204,40 +220,6 @@ __kernel void columns(__global MEM(T) *out, __global const MEM(T) *x, const Para
     STORE(T, value, out, p.offset[0] + image * p.image_step + get_global_id(1) * p.row_step + column * p.column_step);
 }
 #endif
-#endif
-
-#ifdef SUMS_OF
-typedef struct {
-    long channels, out_step[5];
-    long image_step, row_step, column_step, offset[2];
-    Windows windows; // positions: elements of out, length: windows
-} Params;
-
-__kernel void sums(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
-{
-    const Windows *w = &p.windows;
-    const long position[3] = {get_global_id(1) / w->positions[1], get_global_id(1) % w->positions[1], get_global_id(0)};
-    const long image = get_global_id(2) / p.channels, channel = get_global_id(2) % p.channels;
-    if (position[2] >= w->positions[2] || position[0] >= w->positions[0]) return;
-    const long taps = w->kernel_size[0] * w->kernel_size[1] * w->kernel_size[2];
-    x += p.offset[1] + image * p.image_step + channel * taps * p.row_step;
-    float sum = 0.0f;
-    for (long i = 0, row = 0; i < w->kernel_size[0]; i++) {
-        const long a = along(w, 0, position[0], i);
-        for (long j = 0; j < w->kernel_size[1]; j++) {
-            const long b = along(w, 1, position[1], j);
-            for (long k = 0; k < w->kernel_size[2]; k++, row++) {
-                const long c = a < 0 || b < 0 ? -1 : along(w, 2, position[2], k);
-                if (c < 0) continue;
-                const long column = (a * w->length[1] + b) * w->length[2] + c;
-                sum += LOAD(T, x, row * p.row_step + column * p.column_step);
-            }
-        }
-    }
-    long to = p.offset[0] + image * p.out_step[0] + channel * p.out_step[1];
-    for (int axis = 0; axis < 3; axis++) to += position[axis] * p.out_step[2 + axis];
-    STORE(T, sum, out, to);
-}
 #endif
 
 #ifdef FOLD

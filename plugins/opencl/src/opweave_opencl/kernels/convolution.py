@@ -3,6 +3,7 @@ directly; transposed ones on processors as products whose results are added up w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -77,8 +78,11 @@ def conv_transpose(
     output_padding: Lengths,
     groups: int,
     dilation: Lengths,
+    columns: Arg | None = None,
 ) -> Call:
     windows = _transposed_windows(out, x, w, stride, padding, dilation)
+    if columns is not None:
+        return _by_columns(stream, out, x, w, b, groups, windows, columns)
     w_steps = element_strides(w)
     group = w_steps[0] * (x.shape[1] // groups)
     product = _product(out, x, w, b, groups, w.shape[1], w_m=w_steps[1], w_group=group, w_k=0)
@@ -93,7 +97,7 @@ def add_folds(table: KernelTable) -> None:
     which have no zeros, and each number in them is added where it belongs.
     """
     table("conv_transpose1d", "conv_transpose2d", layout="dense", when=_columns_why_not, workspace=_columns)(
-        folded_convolution
+        conv_transpose
     )
     table("col2im", layout="dense")(folded_columns)
 
@@ -118,22 +122,10 @@ def _columns(step: Step) -> Arrays:
     return {"columns": ("f32", (min(x.shape[0], MOST_COLUMNS // 4 // image), image))}
 
 
-def folded_convolution(
-    stream: OpenCLStream,
-    op: str,
-    out: Arg,
-    x: Arg,
-    w: Arg,
-    b: Arg | None = None,
-    *,
-    columns: Arg,
-    stride: Lengths,
-    padding: Lengths,
-    output_padding: Lengths,
-    groups: int,
-    dilation: Lengths,
+def _by_columns(
+    stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, groups: int, windows: Lengths, columns: Arg
 ) -> Call:
-    windows = _transposed_windows(out, x, w, stride, padding, dilation)
+    """A transposed convolution: products write ``columns``, of as many images as fit, which are then added up."""
     images, inputs = x.shape[:2]
     deep, rows, elements = inputs // groups, out.shape[1] // groups * prod(w.shape[2:]), prod(x.shape[2:])
     calls: list[Call] = []
@@ -212,15 +204,9 @@ def col2im(
     stride: Lengths,
 ) -> Call:
     """Each element gathers from the windows in which it lies."""
-    words = [out.shape[1], *element_strides(out)[:2], *_three(element_strides(out)[2:], 0), *element_strides(x)]
-    words += [element_offset(out), element_offset(x)]
-    words += (*_column_windows(size, kernel_size, dilation, padding, stride), 0, 0, 0, 0)
-    lengths = _three(size, 1)
-    range_, group = spread(
-        (lengths[2], lengths[0] * lengths[1], out.shape[0] * out.shape[1]), stream.target.tuning.group
-    )
-    program = stream.target.programs.get("convolution", {"SUMS_OF": "1", "T": out.dtype.name})
-    return stream.launch(program, "sums", range_, group, (out, x), words)
+    windows = (*_column_windows(size, kernel_size, dilation, padding, stride), 0, 0, 0, 0)
+    words = [*element_strides(x), element_offset(x), *windows]
+    return _sums(stream, {"SUMS_OF": "1", "T": out.dtype.name}, (out, x), words)
 
 
 def folded_columns(stream: OpenCLStream, op: str, out: Arg, x: Arg, **given: Lengths) -> Call:
@@ -320,13 +306,18 @@ def _gathering(product: Product, windows: Lengths) -> Product:
 
 
 def _depthwise(stream: OpenCLStream, out: Arg, x: Arg, w: Arg, b: Arg | None, windows: Lengths, each: int) -> Call:
-    steps = element_strides(out)
     operands = (out, x, w, out if b is None else b)
-    words = [out.shape[1], each, *steps[:2], *_three(steps[2:], 0), element_strides(x)[0], element_strides(w)[0]]
-    words += [optional_strides(b, 1)[0], int(b is not None), *map(element_offset, operands), *windows]
-    positions = _three(out.shape[2:], 1)
+    words = [each, element_strides(x)[0], element_strides(w)[0], optional_strides(b, 1)[0], int(b is not None)]
+    words += [*map(element_offset, operands[1:]), *windows]
+    return _sums(stream, {"DEPTHWISE": "1", "T": x.dtype.name, "BIAS": (b or x).dtype.name}, operands, words)
+
+
+def _sums(stream: OpenCLStream, macros: dict[str, str], operands: Sequence[Arg], words: Sequence[int]) -> Call:
+    """The call of the kernel with a work-item for each element of the first operand, the output."""
+    out = operands[0]
+    steps, positions = element_strides(out), _three(out.shape[2:], 1)
+    head = [out.shape[1], *steps[:2], *_three(steps[2:], 0), element_offset(out)]
     shape = (positions[2], positions[0] * positions[1], out.shape[0] * out.shape[1])
     size, group = spread(shape, stream.target.tuning.group)
-    macros = {"DEPTHWISE": "1", "T": x.dtype.name, "BIAS": (b or x).dtype.name}
     program = stream.target.programs.get("convolution", macros)
-    return stream.launch(program, "depthwise", size, group, operands, words)
+    return stream.launch(program, "sums", size, group, operands, [*head, *words])

@@ -23,13 +23,7 @@
 typedef short16 Shorts __attribute__((aligned(2)));
 typedef short Pairs __attribute__((ext_vector_type(32)));
 
-typedef struct {
-    long m, n, k;
-    long offset[6]; // of out, a, b (in bytes), bias, the integers of rows, and their scales and sums (in fours)
-    long b_n;       // bytes from one column to the next
-    long biased;    // whether there is a bias
-    long share;     // of one work-item: groups of 32 elements of round_rows, columns of along, rows of across
-} Params;
+#include "linear.cl" // share: groups of 32 elements of round_rows, columns of along, rows of across
 
 #define PARAMETERS \
     __global MEM(T) *out, __global const uchar *b, __global const MEM(BIAS) *bias, __global const short *levels, \
@@ -48,7 +42,7 @@ static inline float sum_of(const int16 q)
 
 __kernel UNVECTORIZED void round_rows(__global const MEM(T) *a, __global short *levels, __global float4 *about, const Params p)
 {
-    levels += p.offset[4], about += p.offset[5];
+    levels += p.offset[4], about += p.offset[5] / 4;
     const long end = min(((long)get_global_id(0) + 1) * p.share, p.m * p.k / 32);
     for (long i = get_global_id(0) * p.share; i < end; i++) {
         const float16 x = LOADN(T, 16, a, p.offset[1] + 32 * i), y = LOADN(T, 16, a, p.offset[1] + 32 * i + 16);
@@ -88,7 +82,7 @@ __kernel UNVECTORIZED void along(PARAMETERS)
     __local Unpacked ready[AT_ONCE];
 #endif
     const long end = min((long)(get_global_id(0) + 1) * p.share, p.n), row = get_global_id(1);
-    levels += p.offset[4] + row * p.k, about += p.offset[5] + row * p.k / 32;
+    levels += p.offset[4] + row * p.k, about += p.offset[5] / 4 + row * p.k / 32;
     for (long column = get_global_id(0) * p.share; column < end; column++) {
         __global const uchar *block = b + p.offset[2] + column * p.b_n;
         __global const short *x = levels;
@@ -151,7 +145,7 @@ __kernel UNVECTORIZED void across(PARAMETERS)
     __local float16 sums[BLOCK];
     __local Unpacked ready[1];
     const long column = (long)get_global_id(0) * 16, first = (long)get_global_id(1) * p.share;
-    levels += p.offset[4], about += p.offset[5];
+    levels += p.offset[4], about += p.offset[5] / 4;
     const int columns = min(16L, p.n - column), count = min(p.share, p.m - first);
     for (int i = 0; i < count; i++) sums[i] = 0.0f;
     for (long k0 = 0; k0 < p.k; k0 += DEPTH) {

@@ -11,9 +11,8 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import block_macros, not_of_blocks
 from opweave_opencl.kernels.calls import in_order
-from opweave_opencl.kernels.lane_products import rows_of
+from opweave_opencl.kernels.lane_products import linear_words, rows_of
 from opweave_opencl.kernels.products import AMPLE
-from opweave_opencl.layouts import element_offset
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -66,8 +65,7 @@ def linear_in_int8(
 ) -> Call:
     tuning, (n, k) = stream.target.tuning, w.shape
     m, units = x.size // k, tuning.units
-    words = [m, n, k, element_offset(out), element_offset(x), w.offset, element_offset(b) if b else 0]
-    words += [element_offset(levels), element_offset(about) // 4, w.strides[0], int(b is not None)]
+    words = linear_words(out, x, w, b, levels, about)
     macros = {"T": out.dtype.name, "BIAS": (b or out).dtype.name}
     share = max(1, min(32, m * k // _GROUP // (4 * units)))
     rounding = stream.launch(

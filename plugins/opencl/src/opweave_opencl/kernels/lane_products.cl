@@ -22,13 +22,7 @@
 #define B_MEM MEM(T)
 #endif
 
-typedef struct {
-    long m, n, k;
-    long offset[5]; // of out, a, b (in bytes if it is quantized), bias and the panels
-    long b_n;       // from one column to the next, in bytes if b is quantized
-    long biased;    // whether there is a bias
-    long share;     // elements of transpose_rows along k, panels of lanes that a work-item takes
-} Params;
+#include "linear.cl" // share: elements of transpose_rows along k, panels of lanes
 
 // 16 vectors of 16 become their transpose. Each of the four rounds interleaves every vector with the one eight further on.
 // (Of vectors that are written out element by element, compilers make one of single elements of all 16.)

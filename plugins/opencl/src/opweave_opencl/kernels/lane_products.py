@@ -10,12 +10,12 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import QUANTIZED, block_macros, not_of_blocks
 from opweave_opencl.kernels.calls import in_order
-from opweave_opencl.layouts import element_offset
+from opweave_opencl.layouts import element_offset, padded
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["add_lane_products", "rows_of"]
+__all__ = ["add_lane_products", "linear_words", "rows_of"]
 
 LANES: Final = 16
 """Rows of a panel."""
@@ -43,6 +43,15 @@ def add_lane_products(table: KernelTable) -> None:
 def rows_of(step: Step) -> int:
     """How many rows a ``linear`` multiplies."""
     return step.srcs[0].size // step.srcs[1].shape[1]
+
+
+def linear_words(out: Arg, x: Arg, w: Arg, b: Arg | None, *scratch: Arg) -> list[int]:
+    """The parameters of ``linear.cl`` but for the last one, the share of a work-item; ``scratch``: up to two arrays."""
+    n, k = w.shape
+    quantized = w.dtype.is_quantized
+    words = [x.size // k, n, k, *map(element_offset, (out, x)), w.offset if quantized else element_offset(w)]
+    words += [element_offset(b) if b else 0, *padded([element_offset(arg) for arg in scratch], 0, 2)]
+    return [*words, w.strides[0] if quantized else k, int(b is not None)]
 
 
 def _why_not(step: Step) -> str | None:
@@ -77,13 +86,11 @@ def linear_in_lanes(
 ) -> Call:
     (n, k), units = w.shape, stream.target.tuning.units
     m, columns = x.size // k, -(-n // LANES)
-    head = [m, n, k, element_offset(out), element_offset(x), element_offset(w) if blocks is None else w.offset]
-    head += [element_offset(b) if b else 0, element_offset(panels)]
-    head += [k if blocks is None else w.strides[0], int(b is not None)]
-    macros = {"T": out.dtype.name, "BIAS": (b or out).dtype.name, "DIRECT": str(int(not out.dtype.is_half))}
+    head = linear_words(out, x, w, b, panels)
+    macros = {"T": out.dtype.name, "DIRECT": str(int(not out.dtype.is_half))}
     get = stream.target.programs.get
     count = _count(m)
-    turning = stream.launch(
+    transposing = stream.launch(
         get("lane_products", {**macros, "TRANSPOSING": "1"}),
         "transpose_rows",
         (count, -(-k // DEEP)),
@@ -93,7 +100,7 @@ def linear_in_lanes(
     )
     if blocks is not None:
         macros |= block_macros(blocks)
-    macros |= {"PAIRED": str(1 - count % 2), "PANELS": str(PANELS)}
+    macros |= {"BIAS": (b or out).dtype.name, "PAIRED": str(1 - count % 2), "PANELS": str(PANELS)}
     share = PANELS
     while share > 2 and columns * -(-count // share) < 8 * units:
         share //= 2
@@ -101,4 +108,4 @@ def linear_in_lanes(
     lanes = stream.launch(
         get("lane_products", macros), "lanes", size, (1, 1), (out, panels, w, b or out), [*head, share]
     )
-    return in_order([turning, lanes])
+    return in_order([transposing, lanes])
