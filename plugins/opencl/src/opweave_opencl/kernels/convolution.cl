@@ -122,12 +122,17 @@ typedef struct {
 #ifdef DEPTHWISE
 #define OPERANDS __global const MEM(T) *x, __global const MEM(T) *weight, __global const MEM(BIAS) *bias,
 #define START (p.biased ? LOAD(BIAS, bias, p.offset[2] + channel * p.bias_step) : 0.0f)
-#define TERM LOAD(T, x, a * w->x_step[1] + b * w->x_step[2] + c * w->x_step[3]) * \
-             LOAD(T, weight, i * w->w_step[0] + j * w->w_step[1] + k * w->w_step[2])
+#define ENTER_LINE \
+    __global const MEM(T) *line = x + a * w->x_step[1] + b * w->x_step[2]; \
+    __global const MEM(T) *row = weight + i * w->w_step[0] + j * w->w_step[1];
+#define TERM LOAD(T, line, c * w->x_step[3]) * LOAD(T, row, k * w->w_step[2])
 #else
 #define OPERANDS __global const MEM(T) *x,
 #define START 0.0f
-#define TERM LOAD(T, x, row * p.row_step + ((a * w->length[1] + b) * w->length[2] + c) * p.column_step)
+#define ENTER_LINE \
+    __global const MEM(T) *line = x + (i * taps[1] + j) * taps[2] * p.row_step; \
+    line += (a * w->length[1] + b) * w->length[2] * p.column_step;
+#define TERM LOAD(T, line, k * p.row_step + c * p.column_step)
 #endif
 
 // Each output is a sum over the taps that meet an element.
@@ -148,7 +153,9 @@ __kernel void sums(__global MEM(T) *out, OPERANDS const Params p)
         const long a = along(w, 0, position[0], i);
         for (long j = 0; j < taps[1] && a >= 0; j++) {
             const long b = along(w, 1, position[1], j);
-            for (long k = 0, row = (i * taps[1] + j) * taps[2]; k < taps[2] && b >= 0; k++, row++) {
+            if (b < 0) continue;
+            ENTER_LINE
+            for (long k = 0; k < taps[2]; k++) {
                 const long c = along(w, 2, position[2], k);
                 if (c >= 0) sum += TERM;
             }

@@ -39,7 +39,7 @@ static inline long count_before(
 
 #ifdef ORDER
 // The first p.k positions of the order of a whole line.
-__kernel UNVECTORIZED void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
+__kernel void order(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
@@ -54,7 +54,7 @@ __kernel UNVECTORIZED void order(__global const MEM(T) *x, __global MEM(OUT) *ou
 
 #ifdef RANK
 // The orders of runs of p.run elements.
-__kernel UNVECTORIZED void rank(__global const MEM(T) *x, __global int *positions, const Params p)
+__kernel void rank(__global const MEM(T) *x, __global int *positions, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
@@ -70,7 +70,7 @@ __kernel UNVECTORIZED void rank(__global const MEM(T) *x, __global int *position
 #ifdef MERGE
 // Makes p.chunk positions of the run that two neighbouring runs make together, from the point where both halves of what comes
 // before are found by bisection.
-__kernel UNVECTORIZED void merge(
+__kernel void merge(
     __global const MEM(T) *x, __global const int *from, __global int *to, const Params p)
 {
     const long start = (long)get_global_id(0) * p.chunk;
@@ -104,7 +104,7 @@ __kernel UNVECTORIZED void merge(
 #endif
 
 #ifdef PICK
-__kernel UNVECTORIZED void pick(__global const int *positions, __global MEM(OUT) *out, const Params p)
+__kernel void pick(__global const int *positions, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const int *order = positions + p.base[0] + line * p.n;
@@ -115,7 +115,7 @@ __kernel UNVECTORIZED void pick(__global const int *positions, __global MEM(OUT)
 #endif
 
 #ifdef KEEP
-__kernel UNVECTORIZED void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
+__kernel void keep(__global const MEM(T) *x, __global MEM(OUT) *out, const Params p)
 {
     FOR_LINES(line) {
         __global const MEM(T) *source = x + LINE_OF(0, line);
