@@ -9,7 +9,8 @@ are kernels written for nothing else, on the same device, which take turns with 
   floats (or signed bytes), times a scale, minus an offset, and a multiplication and addition. Unpacking scales is not
   in it.
 
-The allowed time is the longer of the two. Figures are minima; target: at least 0.6 of what is allowed.
+The allowed time is the longer of the two. Figures are minima; target: at least 0.7 of what is allowed. The device is
+the first of kind CPU; ``OPWEAVE_OPENCL_DEVICES`` selects another one.
 
 - ``chain N``: N multiplications and additions in turns, of two tensors of 16 Mi floats.
 - ``softmax``, ``layer_norm``, ``rms_norm`` along rows of 4,096 floats.
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 from benchmarks._measure import Report, interleaved, options
 
 ROWS = COLUMNS = 4096
-SHARE = 0.6
+SHARE = 0.7
 GROUPS = 256
 INPUTS, OUTPUTS = 8192, 16384
 SCALES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
