@@ -113,7 +113,7 @@ def main() -> None:
         try:
             device = opweave_remote.connect(address, token_file=token).devices[0]
             _small(report, device, sock, samples, "wherever the system puts them")
-            _large(report, device, sock, size, max(samples // 10, 5))
+            _large(report, device, sock, size, 15)
             _beside_ggml(report, samples)
             _over_tls(report, device, samples, size)
             _what_if(report, 5 if given.quick else 30)
