@@ -57,6 +57,25 @@ def connect_again(server, token):
             time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def counting(token):
+    """A server that shows metrics."""
+    with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as made:
+        yield made
+
+
+def until_it_shows(server, **expected):
+    """Its metrics, once these have these values, or after ten seconds."""
+    deadline = time.monotonic() + 10
+    while True:
+        text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
+        lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+        figures = {name.removeprefix("opweave_remote_"): float(value) for name, value in lines}
+        if expected.items() <= figures.items() or time.monotonic() > deadline:
+            return figures
+        time.sleep(0.05)
+
+
 def test_devices_are_found_by_the_environment(server, token, monkeypatch):
     monkeypatch.setenv("OPWEAVE_REMOTE", server.address)
     monkeypatch.setenv("OPWEAVE_REMOTE_TOKEN_FILE", str(token))
@@ -152,12 +171,12 @@ def test_a_lost_server_is_left_out_and_taken_back(token):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_server_that_is_stopped_is_lost_within_the_deadline(token, whole):
-    with serve_process("--token-file", str(token)) as server:
-        connection = opweave_remote.connect(server.address, token_file=token, deadline=2)
-        device = connection.devices[0]
-        assert device.mem_info()[1] > 0
-        start = time.monotonic()
+def test_a_server_that_is_stopped_is_lost_within_the_deadline(server, token, whole):
+    connection = opweave_remote.connect(server.address, token_file=token, deadline=2)
+    device = connection.devices[0]
+    assert device.mem_info()[1] > 0
+    start = time.monotonic()
+    try:
         if whole:
             server.signal(signal.SIGSTOP)
         else:
@@ -165,6 +184,30 @@ def test_a_server_that_is_stopped_is_lost_within_the_deadline(token, whole):
         with pytest.raises(DeviceLostError, match="no sign of life" if whole else "stopped"):
             device.alloc(10)
         assert time.monotonic() - start < 4
+    finally:
+        server.signal(signal.SIGCONT)
+    assert opweave_remote.connect(server.address, token_file=token).devices[0].mem_info()[1] > 0
+
+
+@pytest.mark.parametrize("which", ["server", "client"])
+def test_a_pause_that_is_shorter_than_the_deadline_loses_nothing(server, token, which):
+    program = f"""if True:
+        import os, subprocess, time
+        import numpy as np, opweave as ow, opweave_remote
+
+        connection = opweave_remote.connect({server.address!r}, token_file={str(token)!r}, deadline=8)
+        with ow.Scheduler(connection.devices[0]) as scheduler:
+            program = scheduler.build(ow.input("x", (8,)) * 2)
+            numbers = {f"{server.worker} {server.process.pid}" if which == "server" else ""!r} or str(os.getpid())
+            pause = subprocess.Popen(["sh", "-c", f"kill -STOP {{numbers}}; sleep 1; kill -CONT {{numbers}}"])
+            while pause.poll() is None:
+                values = np.random.default_rng().random(8, np.float32)
+                assert np.array_equal(program.run(x=values), values * 2)
+            assert np.array_equal(program.run(x=values), values * 2)
+        print(connection.alive)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_long_kernel_is_no_lost_server(server, token):
@@ -193,37 +236,34 @@ def test_sigterm_ends_a_server_in_order(token):
         device.alloc(100)
 
 
-def test_metrics_are_shown_to_prometheus(token):
-    with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as server:
-        connection = opweave_remote.connect(server.address, token_file=token)
-        kept = connection.devices[0].alloc(12345)
-        text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
-        figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
-        assert figures["opweave_remote_clients"] == "1"
-        assert figures["opweave_remote_buffer_bytes"] == "12345"
-        kept.free()
+def test_metrics_are_shown_to_prometheus(counting, token):
+    connection = opweave_remote.connect(counting.address, token_file=token)
+    kept = connection.devices[0].alloc(12345)
+    figures = until_it_shows(counting, clients=1, buffer_bytes=12345)
+    assert figures["clients"] == 1
+    assert figures["buffer_bytes"] == 12345
+    kept.free()
 
 
-def test_a_client_that_dies_leaves_nothing(token):
-    with serve_process("--token-file", str(token), "--metrics", "127.0.0.1:0") as server:
-        client = f"""if True:
-            import os, signal, opweave_remote
-            made = opweave_remote.connect({server.address!r}, token_file={str(token)!r})
-            made.devices[0].alloc(1 << 20).fill(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-        ended = subprocess.run([sys.executable, "-c", client], timeout=60, check=False)
-        assert ended.returncode == -signal.SIGKILL
-        deadline = time.monotonic() + 10
-        figures = {}
-        while time.monotonic() < deadline:
-            text = urllib.request.urlopen(server.metrics, timeout=10).read().decode()
-            figures = dict(line.split() for line in text.splitlines() if not line.startswith("#"))
-            if figures["opweave_remote_clients_total"] == "1" and figures["opweave_remote_clients"] == "0":
-                break
-            time.sleep(0.05)
-        assert figures["opweave_remote_buffer_bytes"] == "0"
-        assert figures["opweave_remote_clients"] == "0"
+def test_a_client_that_dies_leaves_nothing(counting, token):
+    client = f"""if True:
+        import os, signal, opweave_remote
+        made = opweave_remote.connect({counting.address!r}, token_file={str(token)!r})
+        made.devices[0].alloc(1 << 20).fill(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    before = until_it_shows(counting, clients=0)["clients_total"]
+    ended = subprocess.run([sys.executable, "-c", client], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    figures = until_it_shows(counting, clients=0, buffer_bytes=0)
+    assert figures["clients_total"] == before + 1
+    assert figures["clients"] == figures["buffer_bytes"] == 0
+
+
+def test_a_server_without_a_port_for_its_metrics_ends_with_its_process(counting, token):
+    taken = counting.metrics.removeprefix("http://").removesuffix("/metrics")
+    with pytest.raises(AssertionError, match="already in use"):
+        ServerProcess("--token-file", str(token), "--metrics", taken)
 
 
 def test_a_server_that_cannot_serve_says_why_and_ends(token):
