@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_the_folder_is_its_owner_s_and_apart_for_each_token(tmp_path):
     assert other.folder != folder
 
 
-def test_a_damaged_file_is_not_believed(tmp_path):
+def test_a_damaged_file_is_not_used(tmp_path):
     upload(tmp_path)
     (file,) = next(tmp_path.iterdir()).iterdir()
     raw = bytearray(file.read_bytes())
@@ -56,6 +57,19 @@ def test_a_damaged_file_is_not_believed(tmp_path):
     got, sent = upload(tmp_path)
     np.testing.assert_array_equal(got, VALUES)
     assert sent > VALUES.size
+
+
+def test_a_full_disk_costs_the_cache_only_and_is_said(tmp_path, capsys):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))  # no file of this process may be longer
+    try:
+        got, _ = upload(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    np.testing.assert_array_equal(got, VALUES)
+    (folder,) = tmp_path.iterdir()
+    assert list(folder.iterdir()) == []
+    assert f"weights are not kept in {folder}: " in capsys.readouterr().err
 
 
 def test_a_client_that_is_wrong_about_the_size_removes_nothing(tmp_path):

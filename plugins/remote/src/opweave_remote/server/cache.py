@@ -52,6 +52,7 @@ class WeightCache:
         self._lock: Final = Lock()
         self._expected: Final[dict[tuple[int, int], _Expected]] = {}
         self._own: Final[dict[bytes, np.ndarray[Any, Any]]] = {}
+        self._told: Final[set[int | None]] = set()  # numbers of errors that were printed
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             found = self.folder.lstat()
@@ -132,8 +133,13 @@ class WeightCache:
         raw = buffer.read(found.offset, found.size)
         if sha256(raw.data).digest() != found.digest:
             raise FormatError("weights arrived with another hash than was announced")
-        with suppress(OSError):
+        try:
             self._keep(found.digest, raw)
+        except OSError as error:
+            # The client has its weights on the device; whoever runs the server is told once for each cause.
+            if error.errno not in self._told:
+                self._told.add(error.errno)
+                print(f"weights are not kept in {self.folder}: {error}", file=sys.stderr, flush=True)
 
     def forget(self, buffer: Buffer) -> None:
         """Stop expecting writes to a buffer, which is about to be freed."""
