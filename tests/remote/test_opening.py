@@ -15,7 +15,7 @@ from opweave.errors import Unavailable
 from opweave_remote import dialing
 from opweave_remote.server.front import listen
 from opweave_remote.wire import HEAD, MAGIC, Kind
-from opweave_remote.wires import Address
+from opweave_remote.wires import HEARTBEAT, SESSION, STREAM, Address
 from tests.support.remote import ServerProcess
 
 TEXT = "a token for these tests"
@@ -76,7 +76,7 @@ def test_tls_with_a_server_that_sends_byte_after_byte_ends_within_the_deadline()
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_of_a_name_with_several_addresses_the_one_that_answers_is_used(monkeypatch, silent):
+def test_of_several_addresses_the_one_that_answers_is_used(silent):
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         first = ("127.0.0.1", 9)  # refuses
@@ -87,12 +87,27 @@ def test_of_a_name_with_several_addresses_the_one_that_answers_is_used(monkeypat
                 waiting = stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(first)
-        rows = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", where) for where in (first, server.getsockname())]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
         start = time.monotonic()
-        with dialing.reach(Address("two.example", 1), 2.0) as sock:
+        found = [(socket.AF_INET, where) for where in (first, server.getsockname())]
+        with dialing.reach(found, 2.0) as sock:
             assert sock.getpeername() == server.getsockname()
         assert time.monotonic() - start < (2 if silent else 1)
+
+
+def test_all_connections_of_a_client_reach_the_same_of_the_servers_that_share_a_name(monkeypatch):
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname() for _ in range(2)]
+
+        def rotating(*_, **__):
+            servers.reverse()
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", where) for where in servers]
+
+        monkeypatch.setattr(socket, "getaddrinfo", rotating)
+        dial = dialing.tcp_dial(Address("balanced.example", 1), None, None, 5.0)
+        made = [stack.enter_context(dial(preamble)) for preamble in (SESSION, STREAM, STREAM, HEARTBEAT)]
+        assert len({sock.getpeername() for sock in made}) == 1
+        again = dialing.tcp_dial(Address("balanced.example", 1), None, None, 5.0)
+        assert stack.enter_context(again(SESSION)).getpeername() != made[0].getpeername()
 
 
 def test_a_port_that_is_taken_is_said_once():

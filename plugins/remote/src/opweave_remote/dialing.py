@@ -7,24 +7,35 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import Any, Final
 
 from opweave.concurrency import Latch, start_thread
 from opweave_remote.tls import TlsSocket
 from opweave_remote.wires import HEARTBEAT, Address, tuned
 
-__all__ = ["Dial", "end", "in_time", "reach", "tcp_dial"]
+__all__ = ["Dial", "end", "in_time", "look_up", "reach", "tcp_dial"]
 
 Dial = Callable[[bytes], "socket.socket | TlsSocket"]
 """Opens a connection to the server, given its first bytes; raises ``OSError``."""
 
+Found = tuple[int, Any]
+"""The family of an address, and the address as `socket.socket.connect` takes it."""
+
+_LEAST: Final = 0.01
+
 
 def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str | None, timeout: float) -> Dial:
-    """Connections over TCP, with TLS if there is a context; each within ``timeout`` seconds."""
+    """Connections over TCP, with TLS if there is a context; each within ``timeout`` seconds. A name may stand for
+    several servers, as where load is balanced: all connections go to the one that the first of them has reached, which
+    alone knows the client."""
+    reached: list[Found] = []
 
     def dial(preamble: bytes) -> socket.socket | TlsSocket:
         until = monotonic() + timeout
-        sock = reach(address, timeout)
+        sock = reach(reached or look_up(address), timeout)
         try:
+            if not reached:
+                reached.append((sock.family, sock.getpeername()))
             tuned(sock).sendall(preamble)
             if context is None or preamble == HEARTBEAT:
                 return sock
@@ -37,34 +48,44 @@ def tcp_dial(address: Address, context: ssl.SSLContext | None, server_name: str 
     return dial
 
 
-def reach(address: Address, seconds: float) -> socket.socket:
-    """A connected socket. A name may stand for several addresses: they are tried in their order, and one that does not
-    answer leaves an equal share of the time to each of those behind it.
+def look_up(address: Address) -> list[Found]:
+    """What a name stands for; raises ``OSError`` where that is not known."""
+    return [(family, where) for family, _, _, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)]
+
+
+def reach(found: list[Found], seconds: float) -> socket.socket:
+    """A connection to one of some addresses: they are tried in their order, and one that does not answer leaves an
+    equal share of the time to each of those behind it.
+
+    Args:
+        found: at least one.
+        seconds: in which one has to answer.
 
     Raises:
-        OSError: none answers within ``seconds``; the one of the last address.
+        OSError: none does; the one of the last address.
     """
     until = monotonic() + seconds
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    for left in range(len(found), 0, -1):
-        family, kind, protocol, _, where = found[-left]
+    left = len(found)
+    while True:
+        family, where = found[-left]
         try:
-            sock = socket.socket(family, kind, protocol)  # refused where the system has no IPv6
+            return _connected(family, where, max((until - monotonic()) / left, _LEAST), seconds)
         except OSError:
-            if left == 1:
+            left -= 1
+            if not left:
                 raise
-            continue
-        try:
-            sock.settimeout(max((until - monotonic()) / left, 0.01))
-            sock.connect(where)
-            sock.settimeout(seconds)
-        except BaseException as error:
-            sock.close()
-            if left == 1 or not isinstance(error, OSError):
-                raise
-        else:
-            return sock
-    raise OSError(f"{address} is no address")  # `getaddrinfo` found nothing and raised nothing
+
+
+def _connected(family: int, where: Any, within: float, timeout: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)  # refused where the system has no IPv6
+    try:
+        sock.settimeout(within)
+        sock.connect(where)
+        sock.settimeout(timeout)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Final
 
 from opweave.contract import Buffer
 from opweave.errors import DeviceLostError, FormatError, Unavailable
-from opweave_remote.dialing import in_time, reach
+from opweave_remote.dialing import in_time, look_up, reach
 from opweave_remote.greeting import greet
 from opweave_remote.server.transfers import receive_into
 from opweave_remote.tls import TlsSocket
@@ -52,7 +52,7 @@ class Puller:
             raise Unavailable(f"this server trusts no other ones, so not {address} either",
                               remedy="start it with --peer-ca")  # fmt: skip
         try:
-            with reach(address, _TIMEOUT) as sock:
+            with reach(look_up(address), _TIMEOUT) as sock:
                 tuned(sock).sendall(STREAM)
                 with in_time(sock, _TIMEOUT):
                     over = sock if self._context is None else TlsSocket(sock, self._context, address.host)
