@@ -94,6 +94,14 @@ def test_of_several_addresses_the_one_that_answers_is_used(silent):
         assert time.monotonic() - start < (2 if silent else 1)
 
 
+def reached(stack, dial, preamble):
+    """The address that a new connection has reached."""
+    sock = dial(preamble)
+    stack.callback(sock.close)
+    assert isinstance(sock, socket.socket)
+    return sock.getpeername()
+
+
 def test_all_connections_of_a_client_reach_the_same_of_the_servers_that_share_a_name(monkeypatch):
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname() for _ in range(2)]
@@ -104,10 +112,10 @@ def test_all_connections_of_a_client_reach_the_same_of_the_servers_that_share_a_
 
         monkeypatch.setattr(socket, "getaddrinfo", rotating)
         dial = dialing.tcp_dial(Address("balanced.example", 1), None, None, 5.0)
-        made = [stack.enter_context(dial(preamble)) for preamble in (SESSION, STREAM, STREAM, HEARTBEAT)]
-        assert len({sock.getpeername() for sock in made}) == 1
+        used = {reached(stack, dial, preamble) for preamble in (SESSION, STREAM, STREAM, HEARTBEAT)}
+        assert len(used) == 1
         again = dialing.tcp_dial(Address("balanced.example", 1), None, None, 5.0)
-        assert stack.enter_context(again(SESSION)).getpeername() != made[0].getpeername()
+        assert reached(stack, again, SESSION) not in used
 
 
 def test_a_port_that_is_taken_is_said_once():

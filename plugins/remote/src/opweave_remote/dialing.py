@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, Final
@@ -53,7 +53,7 @@ def look_up(address: Address) -> list[Found]:
     return [(family, where) for family, _, _, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)]
 
 
-def reach(found: list[Found], seconds: float) -> socket.socket:
+def reach(found: Sequence[Found], seconds: float) -> socket.socket:
     """A connection to one of some addresses: they are tried in their order, and one that does not answer leaves an
     equal share of the time to each of those behind it.
 
