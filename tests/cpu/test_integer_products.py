@@ -259,7 +259,7 @@ def test_rows_of_tiles_that_do_not_exist_have_no_numbers() -> None:
     digits = activations.digits_of(form, "int8")
     memory = np.ones(16 * digits.record_bytes(form), np.uint8)  # subnormal as f32
     x, records = place(device, np.ones((3, 256), np.float32)), place(device, memory)
-    activations.bind_records(device.open(), form, digits, x, kind, records, None, padded=16, order="woven")()
+    activations.bind_records(device.open(), form, digits, x, kind, records, None, padded=16, order="interleaved")()
     scalars = records.view[16 * 256 :].view(np.float32).reshape(16, 16)
     assert scalars[:, :3].all()
     assert not scalars[:, 3:].any()

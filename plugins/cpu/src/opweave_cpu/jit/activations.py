@@ -5,8 +5,8 @@ second ones; then 16 f32. With 8 groups of 32 these are the factor of each group
 ``offset`` of the `Form`; with groups of 16 their factors, and 16 more for such sums. Products take what the weights of
 a group have beside a multiple of their integers, g of the `Form`, from the sum.
 
-For products of tiles (`opweave_cpu.jit.amx`) the records of 16 rows are woven: four digits of each row in turn, and one
-f32 of each.
+For products of tiles (`opweave_cpu.jit.amx`) the records of 16 rows are interleaved: four digits of each row in turn,
+and one f32 of each.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from opweave_cpu.tiles import in_turn
 
 __all__ = ["Digits", "Order", "bind_records", "digits_of", "sums_of_products"]
 
-Order = Literal["unpacked", "natural", "woven"]
-"""How digits lie: in the order of the integers of weights, in that of the activations, or so, woven for 16 rows."""
+Order = Literal["unpacked", "natural", "interleaved"]
+"""How digits lie: in the order of the integers of weights, in that of the activations, or in the latter with 16 rows
+interleaved."""
 
 SMALLEST: Final = 2.0**-80
 LARGEST: Final = 2.0**100
@@ -94,8 +95,8 @@ def bind_records(
     Args:
         marks: with three digits, ``u8``, one for each row: set to 1 where integers cannot represent activations of the
             row because they are infinite, NaN, or of magnitudes beyond `SMALLEST` and `LARGEST`; else to 0.
-        padded: rows for which there is memory, a multiple of 16 if they are woven. Those behind the last row stay as
-            they are.
+        padded: rows for which there is memory, a multiple of 16 if they are interleaved. Those behind the last row
+            stay as they are.
     """
     inputs, size = x.shape[-1], x.dtype.itemsize
     rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
@@ -104,7 +105,7 @@ def bind_records(
     code = stream.artefact(key, partial(_records, form, digits, x.dtype, tail, order=order))
     # Two axes of rows: of blocks, and of the rows of each.
     parts, of_block, of_row = [(0, rows, 1)], record, 0
-    if order == "woven":
+    if order == "interleaved":
         parts, of_block, of_row = [(0, rows // LANES, LANES), (rows // LANES, 1, rows % LANES)], LANES * record, 4
     height = max(n for _, _, n in parts)
     calls = []
@@ -124,17 +125,17 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -
     writer = Writer(4, [Operand(x.name, x.itemsize), *[Operand("i8", 1)] * (1 + exact)])
     code, lengths = writer.code, writer.lengths
     place = {run: at for at, run in enumerate(form.order)} if order == "unpacked" else {run: run for run in range(RUNS)}
-    rows = LANES if order == "woven" else 1
+    rows = LANES if order == "interleaved" else 1
     scalars_at = rows * digits.places * STRETCH
     with ExitStack() as stack:
         block = stack.enter_context(writer.loop(_I64(0), lengths[0], 1))
         s = stack.enter_context(writer.loop(_I64(0), lengths[2], 1))
-        if order == "woven":
+        if order == "interleaved":
             # Numbers of rows that do not exist would be any, and arithmetic with subnormal ones takes long.
             for at in range(scalars_at, rows * digits.record_bytes(form), _VECTOR_BYTES):
                 place_of_scalars = code.add(writer.at(1, block, _I64(0), s), _I64(at))
                 store(code, ir.Constant(vector_type("f32"), None), place_of_scalars, 4)
-        # The rows of a block inside: woven, they share cache lines.
+        # The rows of a block inside: interleaved, they share cache lines.
         r = stack.enter_context(writer.loop(_I64(0), lengths[1], 1))
         mark = writer.cell(writer.number(0, "i32"))
         source, record = writer.at(0, block, r, s), writer.at(1, block, r, s)
@@ -162,7 +163,7 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -
                 integers = Vector(code, code.fptosi(whole.value, vector_type("i32")), "i32")
                 for number, digit in enumerate(_split(integers, digits)):
                     at = rows * (number * STRETCH + place[run] * LANES)
-                    _store_digits(code, digit, code.add(record, _I64(at)), woven=order == "woven")
+                    _store_digits(code, digit, code.add(record, _I64(at)), interleaved=order == "interleaved")
                 sums.append(integers)
             if form.groups == 8:
                 sums = [sums[0] + sums[1]]
@@ -199,10 +200,10 @@ def _split(integers: Vector, digits: Digits) -> list[Vector]:
     return [integers, *found[::-1]]
 
 
-def _store_digits(code: Any, digits: Vector, address: Any, *, woven: bool) -> None:
+def _store_digits(code: Any, digits: Vector, address: Any, *, interleaved: bool) -> None:
     """16 digits, one after the other, or the fours of them apart."""
     value = digits.to("i8").value
-    if not woven:
+    if not interleaved:
         store(code, value, address)
         return
     fours = code.bitcast(value, ir.VectorType(_I32, 4))

@@ -1,8 +1,8 @@
 """Products in bf16 with AMX, which takes subnormal numbers as zeros.
 
 Tiles hold 32 inputs of 16 rows of weights, as they lie in memory, and the same inputs of 16 rows of activations, which
-are woven once for all weights: pairs of each row in turn. Results stay in tiles until all inputs are multiplied; each
-lane of them is a row of activations.
+are interleaved once for all weights: pairs of each row in turn. Results stay in tiles until all inputs are multiplied;
+each lane of them is a row of activations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["bind_tile_product", "multiplies_tiles", "woven_bytes"]
+__all__ = ["bind_tile_product", "interleaved_bytes", "multiplies_tiles"]
 
 INPUTS: Final = 32
 """Inputs of a row of a tile."""
@@ -39,37 +39,37 @@ def multiplies_tiles(inputs: int) -> bool:
     return inputs % INPUTS == 0 and has_tiles("bf16")
 
 
-def woven_bytes(rows: int, inputs: int) -> int:
-    """Bytes of woven activations."""
+def interleaved_bytes(rows: int, inputs: int) -> int:
+    """Bytes of interleaved activations."""
     return -(-rows // ROWS) * ROWS * inputs * _ITEM
 
 
-def bind_tile_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, woven: Arg) -> Call:
+def bind_tile_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, interleaved: Arg) -> Call:
     """The call ``out = x @ w.T + b`` of dense operands in bf16, with at least 16 rows of weights.
 
     Args:
-        woven: memory of `woven_bytes`.
+        interleaved: memory of `interleaved_bytes`.
     """
     inputs = w.shape[1]
     rows, line, steps = x.size // inputs, inputs * _ITEM, inputs // INPUTS
     calls = []
-    code = stream.artefact("woven halves", _weave)
+    code = stream.artefact("interleaved halves", _interleave)
     for first, count, height in ((0, rows // ROWS, ROWS), (rows // ROWS, 1, rows % ROWS)):
         if count and height:
             strides = (ROWS * line, line, ROW_BYTES), (ROWS * line, 0, _TILE_BYTES)
-            args = [moved(x, first * ROWS * line), moved(woven, first * ROWS * line)]
+            args = [moved(x, first * ROWS * line), moved(interleaved, first * ROWS * line)]
             walk = Walk((count, height, steps), strides)
             calls.append(bind_walk(stream, code, walk, args, work=INPUTS // LANES, by_first=True))
     code = stream.artefact(("half tiles", b is not None), partial(_product, b is not None))
-    args = [w, woven, *([] if b is None else [b]), out]
+    args = [w, interleaved, *([] if b is None else [b]), out]
     calls.append(
         bind_row_blocks(stream, code, args, (steps, rows), (line, ROW_BYTES), (_TILE_BYTES, line), work=INPUTS // 2)
     )
     return in_turn(calls)
 
 
-def _weave() -> MachineCode:
-    """The kernel that weaves blocks of up to 16 rows. Rows that do not exist are the last one again."""
+def _interleave() -> MachineCode:
+    """The kernel that interleaves blocks of up to 16 rows. Rows that do not exist are the last one again."""
     writer = Writer(3, [Operand("bf16", _ITEM)] * 2)
     code, (blocks, rows, steps), kind = writer.code, writer.lengths, vector_type("i32")
     last = code.sub(rows, _I64(1))

@@ -94,13 +94,13 @@ class _Product(NamedTuple):
 def order_of(rows: int) -> Order:
     """How the records lie, which tells by which kernel so many rows are multiplied."""
     if rows >= TILE_ROWS.value and has_tiles("int8"):
-        return "woven"
+        return "interleaved"
     return "unpacked" if rows <= INTEGER_ROWS.value else "natural"
 
 
 def padded_rows(rows: int) -> int:
     """Rows for which there are records: a multiple of those that are multiplied at once."""
-    together = {"woven": LANES, "unpacked": 1, "natural": _together()}[order_of(rows)]
+    together = {"interleaved": LANES, "unpacked": 1, "natural": _together()}[order_of(rows)]
     return -(-rows // together) * together
 
 
@@ -139,7 +139,7 @@ def _bind_few(stream: Stream, product: _Product, padded: int) -> Call:
 
 
 def _bind_many(stream: Stream, product: _Product, padded: int, order: Order) -> Call:
-    """The call that multiplies rows by 16 rows of weights after the other, of tiles if the records are woven."""
+    """The call that multiplies rows by 16 rows of weights after the other, of tiles if the records are interleaved."""
     form, digits = product.form, product.digits
     make = _many if order == "natural" else multiply_tiles
     kernel = partial(make, form, digits, product.tail, product.biases, product.args[-1].dtype)

@@ -1,8 +1,8 @@
 """Products of quantized weights by activations of integers, with AMX.
 
 Tiles hold the integers of a group of 16 rows of weights, as they are unpacked, and the digits of 16 rows of
-activations, which are woven once for all weights (`opweave_cpu.jit.activations`). So nothing is transposed but the
-results, in which each lane is a row of activations.
+activations, which are interleaved once for all weights (`opweave_cpu.jit.activations`). So nothing is transposed but
+the results, in which each lane is a row of activations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _F32: Final = ir.FloatType()
 
 
 def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
-    """The kernel that multiplies any number of rows, whose records are woven, by blocks of 16 rows of weights.
+    """The kernel that multiplies any number of rows, whose records are interleaved, by blocks of 16 rows of weights.
 
     Args:
         tail: weights of a last stretch that is not whole.
@@ -101,7 +101,7 @@ class _TileProduct:
         """Adds the products to 16 vectors of sums, one for each row of weights.
 
         Args:
-            record: the address of the woven records.
+            record: the address of the interleaved records.
         """
         code, writer = self._writer.code, self._writer
         at = [code.add(sums, _I64(w * VECTOR_BYTES)) for w in range(LANES)]

@@ -26,21 +26,21 @@ def _why_not(step: Step) -> str | None:
 
 
 def _workspace(step: Step) -> Arrays:
-    from opweave_cpu.jit.half_tiles import multiplies_tiles, woven_bytes
+    from opweave_cpu.jit.half_tiles import interleaved_bytes, multiplies_tiles
 
     x, w = step.srcs[:2]
     inputs = w.shape[1]
-    return {"woven": ("u8", (woven_bytes(x.size // inputs, inputs) if multiplies_tiles(inputs) else 0,))}
+    return {"interleaved": ("u8", (interleaved_bytes(x.size // inputs, inputs) if multiplies_tiles(inputs) else 0,))}
 
 
 @KERNELS("linear", dtypes="bf16", layout="dense", when=_why_not, workspace=_workspace)
 def linear_of_pairs(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, woven: Arg | None = None
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, interleaved: Arg | None = None
 ) -> Call:
-    if woven is not None:
+    if interleaved is not None:
         from opweave_cpu.jit.half_tiles import bind_tile_product
 
-        return bind_tile_product(stream, out, x, w, b, woven)
+        return bind_tile_product(stream, out, x, w, b, interleaved)
     from opweave_cpu.jit.half_products import bind_half_product
 
     return bind_half_product(stream, out, x, w, b)
