@@ -142,17 +142,22 @@ def product_call(a: Array, b: Array, out: Array) -> Call:
 # --- linear ---------------------------------------------------------------------------------------------------------
 
 
-def _is_plain(x: Arg, w: Arg, out: Arg) -> bool:
-    dtype = out.dtype
-    return not dtype.is_half and x.is_dense and out.is_dense and not must_pack(x, dtype) and not must_pack(w, dtype)
+def _is_plain(w: Arg, out: Arg) -> bool:
+    """Whether BLAS reads the weights and writes the result as they lie."""
+    return not out.dtype.is_half and out.is_dense and not must_pack(w, out.dtype)
 
 
 def _linear_workspace(step: Step) -> Arrays:
     out, (x, w, *_), dtype = step.out, step.srcs, compute_dtype(step.out.dtype)
     outputs, inputs = w.shape
     rows = x.size // inputs
-    if _is_plain(x, w, out):
-        return {"turned": (dtype, (out.size,))} if is_turned(rows, inputs, outputs, dtype) else {}
+    if _is_plain(w, out):
+        plain: dict[str, tuple[DType, Sequence[int]]] = {}
+        if must_pack(x, dtype) or not (x.is_dense or len(x.shape) == 2):
+            plain["packed"] = dtype, (rows, inputs)
+        if is_turned(rows, inputs, outputs, dtype):
+            plain["turned"] = dtype, (out.size,)
+        return plain
     tile = longest(row_tiles(w, rows))
     orders = out.dtype is not dtype and is_turned(rows, inputs, tile, dtype)
     return {
@@ -165,16 +170,20 @@ def _linear_workspace(step: Step) -> Arrays:
 
 @KERNELS("linear", dtypes=NUMBERS, workspace=_linear_workspace)
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **scratch: Arg) -> Call:
-    if "packed" in scratch:
+    if "results" in scratch:
         return _linear_by_tiles(stream, out, x, w, b, **scratch)
+    calls: list[Call] = []
     rows, target = x.view, out.view
-    if rows.ndim != 2:
+    if "packed" in scratch:
+        rows = scratch["packed"].view
+        calls.append(partial(np.copyto, rows.reshape(x.shape), x.view))
+    if target.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
     if "turned" in scratch:
         call, result = tile_product(rows, w.view, scratch["turned"].view, rows.shape[:1], turned=True)
-        return in_turn([call, *store_calls(result, None if b is None else b.view, target)])
-    call = product_call(rows, w.view.T, target)
-    return call if b is None else in_turn([call, partial(np.add, target, b.view, target)])
+        return in_turn([*calls, call, *store_calls(result, None if b is None else b.view, target)])
+    calls.append(product_call(rows, w.view.T, target))
+    return in_turn(calls if b is None else [*calls, partial(np.add, target, b.view, target)])
 
 
 def _linear_by_tiles(
