@@ -31,6 +31,8 @@ from time import perf_counter, sleep
 from typing import Any, Final
 from weakref import WeakSet, ref
 
+from opweave.processors import NOWHERE, Apart
+
 __all__ = ["Latch", "Lock", "Worker", "start_thread"]
 
 
@@ -123,28 +125,41 @@ class Worker:
     Args:
         name: name of the thread.
         begin: a function that the thread calls first.
+        apart: the thread computes at the same time as the one that wakes it, so that it should run on another
+            processor (`Apart`).
 
     Attributes:
         jobs: the jobs that were put and have not ended, the running one first. Whoever appends here calls `wake`.
+        held: whether jobs that are put wait until somebody calls `help` or `wake`.
         ended: set when the thread has ended.
     """
 
-    __slots__ = ("__weakref__", "_thread", "_wake", "ended", "jobs")
+    __slots__ = ("__weakref__", "_apart", "_doing", "_thread", "_wake", "ended", "held", "jobs")
 
-    def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
+    def __init__(self, name: str, begin: Callable[[], object] | None = None, *, apart: bool = False) -> None:
         self.jobs: Final[deque[Job]] = deque()
+        self.held = False
         self.ended: Final = Latch()
+        self._doing: Final = Lock()
+        self._apart: Final = Apart() if apart else None
         self._wake: Final[SimpleQueue[object]] = SimpleQueue()
         # When the worker is gone its weak reference wakes the thread, in one call into C that no interrupt can break.
         gone = ref(self, self._wake.put)
         # A daemon, so that work nobody waits for does not keep the process alive. It has no reference to this object or
         # to what puts jobs.
-        self._thread: Final = start_thread(_do_jobs, begin, self.jobs, self._wake, self.ended, gone, name=name)
+        self._thread: Final = start_thread(
+            _work, begin, self.jobs, self._doing, self._apart, self._wake, self.ended, gone, name=name
+        )
+
+    @property
+    def is_thread(self) -> bool:
+        """Whether the calling thread is this one."""
+        return self._thread.ident == get_ident()
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is this one."""
-        return self._thread.ident == get_ident()
+        """Whether the calling thread is this one, or is helping it."""
+        return self.is_thread or self._doing._is_owned()  # type: ignore[attr-defined]
 
     def put(self, job: Job) -> None:
         """Queue ``job`` behind the jobs that were put before. May be called from any thread; never waits.
@@ -152,32 +167,63 @@ class Worker:
         If an interrupt comes inside of this method, the job is either done in its order or not at all.
         """
         self.jobs.append(job)
-        self._wake.put(True)
+        if not self.held:
+            self._wake.put(self._here())
 
     def wake(self) -> None:
-        """Let the thread do ``jobs``, after an interrupt kept `put` from that, or what was appended there directly."""
-        self._wake.put(True)
+        """Let the thread do ``jobs``: those that were held, or appended there directly, or that an interrupt left."""
+        self._wake.put(self._here())
+        self.held = False  # last: an interrupt before leaves it to whoever calls this next
+
+    def _here(self) -> int:
+        """Where the calling thread runs, which the thread moves off."""
+        return NOWHERE if self._apart is None else self._apart.now()
+
+    def help(self) -> None:
+        """Do ``jobs`` in the calling thread until there are none, which saves waking the worker's own.
+
+        An interrupt may come while a job is done. It is raised, and the job may be done again, by the thread if `wake`
+        is called: whoever lets interruptible threads help makes sure that this is harmless.
+        """
+        self.held = False
+        if not self.is_current:
+            with self._doing:
+                _do_all(self.jobs)
 
     def close(self) -> None:
         """End the thread after the jobs that were put. Does not wait for that (see ``ended``)."""
-        self._wake.put(False)
+        self._wake.put(None)
 
 
-def _do_jobs(
-    begin: Callable[[], object] | None, jobs: deque[Job], wake: SimpleQueue[object], ended: Latch, gone: ref[Worker]
+def _work(
+    begin: Callable[[], object] | None,
+    jobs: deque[Job],
+    doing: Lock,
+    apart: Apart | None,
+    wake: SimpleQueue[object],
+    ended: Latch,
+    gone: ref[Worker],
 ) -> None:
     if begin is not None:
         begin()
     going = True
     while going:
-        going = wake.get() is True  # False: closed; ``gone``: there is no worker any more
-        while jobs:
-            notify = jobs[0]()
-            jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for
-            if notify is not None:
-                notify()
-            del notify
+        waker = wake.get()
+        going = isinstance(waker, int)  # ``None``: closed; ``gone``: there is no worker any more
+        if apart is not None and isinstance(waker, int):
+            apart.move_off(waker)
+        with doing:
+            _do_all(jobs)
     ended.set()
+
+
+def _do_all(jobs: deque[Job]) -> None:
+    while jobs:
+        notify = jobs[0]()
+        jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for
+        if notify is not None:
+            notify()
+        del notify
 
 
 def start_thread(work: Callable[..., object], *args: object, name: str) -> Thread:

@@ -237,6 +237,8 @@ class Executor:
                         stream.wait(end)
         for wait in run_list.before:
             wait()
+        if run_list.own is not None:
+            run_list.own.hold()
         return Run(state, run_list, on_device)
 
     def _outputs(self, run: Run) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from opweave.contract.plan import StepError
+from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, chain_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ def _finish(targets: Sequence[Target]) -> list[Target]:
     """Wait for all streams; returns those whose queued work failed, first those that did not fail by waiting for
     others."""
     failed: list[tuple[bool, Target]] = []
+    for stream in [stream for target in targets for stream in target.streams]:
+        if isinstance(stream, WorkerStream):
+            stream.go_on()  # all of them first: one may wait for another one's work
     for target in targets:
         for stream in target.streams:
             stream.settle()

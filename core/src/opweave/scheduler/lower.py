@@ -33,6 +33,7 @@ from opweave.scheduler.bind import operands
 from opweave.scheduler.fuse import bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.launch import bind_launch
+from opweave.scheduler.own_work import own_work
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
 from opweave.scheduler.splits import StorageView
 
@@ -303,7 +304,11 @@ class _Lowering:
             if index in awaited:
                 calls.append(self._record(queue, index))
                 actions.append(Action("event", self.targets[queue % len(self.targets)], splits[0]))
-        for index in range(self.n_feeds, len(self.entries)):
+        sequence = range(self.n_feeds, len(self.entries))
+        waits = any(self.entries[i].queue == HOST_QUEUE for i in sequence)
+        if len(lists) == 1 and not self.overlapping and not waits:
+            result.own = own_work(result.streams, result.fetches, len(sequence))
+        for index in sequence:
             queue, call, action, *_ = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
             for need in order[index]:

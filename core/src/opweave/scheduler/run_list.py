@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from opweave.contract.worker import WorkerStream
     from opweave.graph.leaf import Leaf
     from opweave.scheduler.bind import Bindings
+    from opweave.scheduler.own_work import OwnWork
     from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
 
@@ -228,6 +229,8 @@ class RunList:
         fetches: how each output is fetched; without a stream, when everything is complete.
         after: events to be recorded behind fetches that are queued.
         streams: the asynchronous ones that a run uses. Empty: everything is done when its calls have been made.
+        own: the one of these whose work the thread that asks for the outputs does itself (`OwnWork`), which else would
+            only wait. ``None``: each does its own.
         plans: the compiled plans among the calls.
         events: the latest events of its actions, for other queues to wait for.
         bindings: the memory that it uses; ``None`` once it was closed.
@@ -238,7 +241,7 @@ class RunList:
 
     __slots__ = (
         "__weakref__", "actions", "after", "before", "bindings", "calls", "copied", "ended", "events", "feeds",
-        "fetches", "plans", "states", "streams", "when_idle",
+        "fetches", "own", "plans", "states", "streams", "when_idle",
     )  # fmt: skip
 
     def __init__(self, states: list[Leaf], copied: int, bindings: Bindings) -> None:
@@ -255,6 +258,7 @@ class RunList:
         self.plans: list[Plan] = []
         self.events: list[Event | None] = []
         self.streams: list[Stream] = []
+        self.own: OwnWork | None = None
 
     def _invalidate(self, why: str) -> None:
         """Called by a buffer that its calls use, when its memory is given back."""

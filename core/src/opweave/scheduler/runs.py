@@ -111,6 +111,11 @@ class Run:
             record()
         self.ends = [stream.record() for stream in run_list.streams]
 
+    def help(self) -> None:
+        """Do the work of one of its streams that was kept for the calling thread."""
+        if self.run_list.own is not None:
+            self.run_list.own.do()
+
     def wait(self) -> None:
         """Wait for the end; raises what a stream failed with."""
         for end in self.ends:
@@ -156,6 +161,12 @@ class RunsInFlight(deque[Run]):
             if run.ended:
                 return
             error: BaseException | None = None
+            try:
+                other.help()
+            except BaseException as interrupt:  # of this thread: work that it had begun was not finished
+                with self._lock:
+                    self.settle(other, interrupt, None)
+                raise
             try:
                 other.wait()
             except Exception as failure:
