@@ -236,14 +236,19 @@ class CombinedDevice(ArrayDevice):
         self._kept[leaf] = nbytes
 
     def _alloc(self, size: int, usage: Usage) -> ArrayMemory:
+        lost = [member.name for member in self.members if not member.alive]
+        if lost:
+            raise DeviceLostError(f"{self.name} lost a member: {', '.join(lost)}")
         free, total = self.mem_info()
         if total and size > free:
             raise MemoryError(f"{free:,} bytes are free on its members together")
-        self._reserved += size
+        with self._lock:
+            self._reserved += size
         return ArrayMemory(size, Values(weights=True) if usage is Usage.WEIGHTS else self.library)
 
     def _free(self, mem: ArrayMemory) -> None:
-        self._reserved -= mem.size
+        with self._lock:
+            self._reserved -= mem.size
         if mem.size:
             mem.write(0, np.empty(mem.size, np.uint8))  # nothing that lay there is needed any more
             mem.cell(0, None, (mem.size,)).array = None

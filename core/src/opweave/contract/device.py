@@ -8,7 +8,7 @@ arguments; underscored ones may rely on that.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 from opweave.contract.buffer import Buffer
@@ -23,6 +23,7 @@ from opweave.contract.worker import WorkerStream
 from opweave.errors import (
     AllocationError,
     Broken,
+    LifetimeError,
     Unavailable,
     UnknownNameError,
     UnsupportedOpError,
@@ -229,6 +230,16 @@ class Device(DeviceHooks):
             if name.lower() in (kind.name.lower(), kind.name.lower().removeprefix(f"{self.name.lower()}.")):
                 return kind
         raise UnknownNameError(f"kind of memory of {self.name}", name, [kind.name for kind in self.buffer_types])
+
+    def __copy__(self) -> Self:
+        return self  # a second object would give back the same memory
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise LifetimeError(f"{self!r} cannot be pickled: it belongs to this process; pickle its name, {self.name!r}, "
+                            "and let opweave.device(name) find it where it is needed")  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Device {self.name}{': ' + self.description if self.description else ''}>"

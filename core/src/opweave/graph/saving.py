@@ -92,6 +92,9 @@ def values(tensor: Tensor) -> Array | None:
         return None
     if leaf.damaged:
         raise ExecutionError(leaf.damaged, states=(leaf.name,))
+    if leaf.kind == "state" and leaf.shards is not None:
+        parts = [part for tensor in leaf.shards.parts if (part := values(tensor)) is not None]
+        return np.concatenate(parts, leaf.shards.axis)
     if leaf.placement is None or (leaf.data is not None and leaf.kind != "state"):
         return leaf.data
     buffer, offset, _ = leaf.placement

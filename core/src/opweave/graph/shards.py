@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Shards", "part_of"]
+__all__ = ["Shards", "part_of", "parts_of"]
 
 
 class Shards(NamedTuple):
@@ -32,6 +32,11 @@ class Shards(NamedTuple):
         """The values of a part as a dense array, given those of the whole leaf: a view of them where that is dense."""
         at = part_of(self.parts[part].dtype, self.axis, self.parts[part].ndim, *self.cuts[part : part + 2])
         return np.ascontiguousarray(whole[at])
+
+
+def parts_of(whole: Tensor) -> tuple[Tensor, ...]:
+    """The parts of a leaf, none where it is not in shards."""
+    return () if whole.leaf is None or whole.leaf.shards is None else whole.leaf.shards.parts
 
 
 def part_of(dtype: DType, axis: int, ndim: int, start: int, stop: int) -> tuple[slice, ...]:

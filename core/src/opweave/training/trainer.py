@@ -17,6 +17,7 @@ import numpy as np
 from opweave import ops, registry
 from opweave.errors import CheckpointError, DTypeError, OpweaveError, SchedulerError
 from opweave.graph.graph import Graph
+from opweave.graph.shards import parts_of
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.ops.operands import is_number
@@ -145,10 +146,12 @@ class Trainer:
             outputs, replicas = getattr(self._graphs, kind)(batch)
             pins = self._pins(replicas)
             known = self._programs[key] = self.scheduler.build(outputs, pins)
-            own = {**self._states, **self._sums}
-            for node in known.partition.graph.nodes if kind == self._training else ():
-                if node.op is not None and node.op.writes and node.key not in own:
-                    self._written[node.key] = node.memory
+            own, graph = {**self._states, **self._sums}, known.partition.graph
+            wholes = {part: whole for whole in graph.sharded for part in parts_of(whole)}
+            for node in graph.nodes if kind == self._training else ():
+                state = wholes.get(node.memory, node.memory)
+                if node.op is not None and node.op.writes and state.key not in own:
+                    self._written[state.key] = state
         return known
 
     def _pins(self, replicas: Sequence[Sequence[Tensor]]) -> dict[Tensor, Any]:
