@@ -69,6 +69,30 @@ def test_a_state_in_shards_is_pickled_whole(pair, axis):
         pickle.dumps(state)
 
 
+def test_members_that_were_loaded_again_are_combined_again(monkeypatch):
+    monkeypatch.setenv("OPWEAVE_CPU_DEVICES", "2")
+    ow.unload("cpu")
+    try:
+        first = ow.combine(["cpu:0", "cpu:1"])
+        other = ow.combine(["cpu:1", "host"])
+        weights = ow.weights({"up": UP}, device=first)
+        ow.unload("cpu")
+        with pytest.raises(ow.LifetimeError, match=r"in use.*combined:cpu:0\+cpu:1"):
+            ow.combine(["cpu:0", "cpu:1"])
+        for buffer in weights.buffers:
+            buffer.free()
+        second = ow.combine(["cpu:0", "cpu:1"])
+        assert second is not first
+        assert second.members == (ow.device("cpu:0"), ow.device("cpu:1"))
+        assert ow.device(second.name) is second
+        assert ow.device(other.name) is other
+        with ow.Scheduler(second) as scheduler:
+            assert np.array_equal(scheduler.build(mlp("x_again", second)).run(x_again=VALUE), WANT)
+    finally:
+        ow.unload("combined")
+        ow.unload("cpu")
+
+
 # --- training --------------------------------------------------------------------------------------------------------
 
 

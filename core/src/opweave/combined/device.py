@@ -54,6 +54,7 @@ def combine(devices: Sequence[str | Device] | Mapping[str | Device, float]) -> C
         UnknownNameError, PluginError: no such device, or one that does not work.
         SchedulerError: fewer than two devices, one named twice, a combination among them, simulated ones, a share that
             is no positive number; or the same members are combined in other shares already.
+        LifetimeError: a combination of members that were unloaded meanwhile has that name, and is in use.
     """
     from opweave.sharding.placing import Sharded
 
@@ -93,11 +94,19 @@ class CombinedBackend(Backend):
                         f"{known.name} is there already, with the shares {list(known.shares.values())}"
                     )
                 return known
-        self._devices.append(device)
-        if len(self._devices) == 1:
-            registry.register(self)
-        else:
-            registry.register_device(device, self)
+        others = [known for known in self._devices if known.name != device.name]
+        again = len(others) < len(self._devices)
+        if again:  # of devices that were unloaded, and loaded again: others by the same names
+            registry.unload(self)
+        before, self._devices = self._devices, [*others, device]
+        try:
+            if again or len(self._devices) == 1:
+                registry.register(self)
+            else:
+                registry.register_device(device, self)
+        except BaseException:
+            self._devices = before
+            raise
         return device
 
 
