@@ -106,7 +106,7 @@ def test_keys_distinguish_what_is_built():
 
 def test_devices_and_drivers_have_entries_of_their_own(device, cache):
     first, second = programs(device, cache), programs(device, cache)
-    second._identity = (*second._identity[:-2], "another driver", second._identity[-1])
+    second._identity = (*second._identity[:-1], "another driver")
     first.build("set.cl", SOURCE, {"NUMBER": "7"})
     second.build("set.cl", SOURCE, {"NUMBER": "7"})
     assert len(os.listdir(cache.folder)) == 2

@@ -12,7 +12,10 @@ import pytest
 import opweave as ow
 from opweave.contract import Stream
 from opweave.errors import Unavailable
+from opweave_opencl import program
+from opweave_opencl.caching import BinaryCache
 from opweave_opencl.discovery import PARTS, Found, partition
+from opweave_opencl.program import Programs
 
 
 def test_parts_are_named_after_their_device(device, halves):
@@ -31,6 +34,22 @@ def test_sub_devices_share_a_memory_budget(halves):
 
 def test_devices_of_one_platform_share_a_context(halves):
     assert halves[0].context is halves[1].context
+
+
+def test_parts_load_what_was_built_for_the_whole(device, halves, tmp_path, monkeypatch):
+    cache = BinaryCache(tmp_path / "cache")
+    text = "__kernel void twice(__global int *x) { x[get_global_id(0)] *= 2; }"
+    Programs(device.name, device.context, device.cl_device, cache).build("twice.cl", text)
+    monkeypatch.setattr(program, "compiled", lambda *_: pytest.fail("it is built again"))
+    for half in halves:
+        built = Programs(half.name, half.context, half.cl_device, cache).build("twice.cl", text)
+        values = np.arange(8, dtype=np.int32)
+        mem = cl.Buffer(half.context, cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
+        kernel = cl.Kernel(built, "twice")
+        kernel.set_arg(0, mem)
+        cl.enqueue_nd_range_kernel(half.queue, kernel, (8,), None)
+        cl.enqueue_copy(half.queue, values, mem)
+        assert np.array_equal(values, 2 * np.arange(8))
 
 
 def fake(units, ways, most=8):

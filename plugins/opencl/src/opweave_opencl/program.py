@@ -92,7 +92,8 @@ class Programs:
         self._device = device
         self._binaries = BinaryCache() if binaries is None else binaries
         self._options = os.environ.get(OPTIONS, "") if options is None else options
-        self._identity = ("3", *identity(device), str(device.max_compute_units))  # "3": of the layout of the cache
+        # Not of the number of compute units: parts of a device run what was built for the whole (clBuildProgram).
+        self._identity = ("3", *identity(device))  # "3": of the layout of the cache
         self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
         self._lock = Lock()
 
