@@ -32,7 +32,7 @@ typedef ushort Bytes2 __attribute__((aligned(1)));
     __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) \
     { \
         __builtin_prefetch((block) + 4096 + i_, 0, 2); \
-        __builtin_prefetch((block) + 512 + i_, 0, 3); \
+        __builtin_prefetch((block) + 1024 + i_, 0, 3); \
     }
 #else
 #define FETCH_AHEAD(block)
