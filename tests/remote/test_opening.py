@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import pytest
 
 import opweave_remote
@@ -133,6 +134,27 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too():
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), 5).close()
+
+
+def test_a_server_that_waits_for_its_clients_gives_them_connections_and_refuses_others(token):
+    server = ServerProcess("--token-file", str(token), "--grace", "60")
+    try:
+        connection = opweave_remote.connect(server.address, token_file=token)
+        server.process.send_signal(signal.SIGTERM)
+        other = server.address.replace("127.0.0.1", "localhost")
+        time.sleep(1)
+        with pytest.raises(Unavailable, match="being stopped"):
+            opweave_remote.connect(other, token_file=token)
+        values = np.arange(1 << 22, dtype=np.uint8)
+        with connection.devices[0].alloc(values.size) as buffer:  # by connections that did not exist before
+            buffer.upload(0, values)
+            np.testing.assert_array_equal(buffer.read(), values)
+        with connection.devices[0].open() as stream:
+            stream.synchronize()
+        connection.close()
+        assert server.process.wait(10) == 0
+    finally:
+        server.stop()
 
 
 def test_a_second_signal_ends_a_server_that_waits_for_its_clients(token):

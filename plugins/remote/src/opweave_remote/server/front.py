@@ -109,11 +109,11 @@ class Front:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while not self._stopping:
+        while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                if self._stopping:
+                if self._stopping or self._listener.fileno() < 0:
                     return
                 continue
             Thread(target=self._route, args=(sock,), name="opweave caller", daemon=True).start()
@@ -137,10 +137,12 @@ class Front:
 
     def _pass_on(self, sock: socket.socket) -> None:
         """Pass a connection to the process that computes; while a new one is being started, wait for that."""
-        while self._ready.wait(_STARTING) and not self._stopping:
+        while self._ready.wait(_STARTING):
             try:
                 self._door.send("connect", None, sock)
             except OSError:
+                if self._stopping:
+                    return
                 self.ended.wait(0.05)  # who receives there notices too, and starts a new one
             else:
                 return
@@ -195,6 +197,8 @@ class Front:
             except OpweaveError as error:
                 self._log(f"error: {error}")
                 break
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         self._listener.close()
         self.ended.set()
 
@@ -250,10 +254,8 @@ class Front:
         self._process.kill()
 
     def stop(self, grace: float = 0.0) -> None:
-        """Take no further clients, give those that are here ``grace`` seconds to leave, then end. Waits for that."""
+        """Refuse further clients, give those that are here ``grace`` seconds to leave, then end. Waits for that."""
         self._stopping = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         if self._pages is not None:
             self._pages.shutdown()
             self._pages.server_close()

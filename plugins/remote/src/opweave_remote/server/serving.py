@@ -73,7 +73,8 @@ class Server:
         self._lock: Final = Lock()
         self._threads: Final[set[Thread]] = set()
         self._newcomers: Final = Newcomers(self.limits.handshake)
-        self._stopping = False
+        self._stopping = False  # no further clients
+        self._ended = False  # no further connections of those that are here either
         self._info: Final = self._describe().encode()
         if monitor is not None:
             monitor.on_expired = self.expire
@@ -114,7 +115,7 @@ class Server:
         """
         with self._lock:
             crowd = self.limits.clients * (self.limits.connections + 2)
-            if self._stopping or len(self._threads) >= crowd:
+            if self._ended or len(self._threads) >= crowd:
                 sock.close()
                 return
             thread = Thread(target=self._serve, args=(sock, inside), name="opweave client", daemon=True)
@@ -246,16 +247,16 @@ class Server:
             found.end()
 
     def stop(self, grace: float = 0.0) -> None:
-        """Take no further clients, give those that are here ``grace`` seconds to leave, then end their sessions and
-        wait until all is freed."""
-        with self._lock:
-            self._stopping = True
+        """Take no further clients, give those that are here ``grace`` seconds to leave, in which they may open further
+        connections, then end their sessions and wait until all is freed."""
         until = monotonic() + grace
         while True:
             with self._lock:
+                self._stopping = True
                 sessions, threads = list(self._sessions.values()), list(self._threads)
-            if not sessions or monotonic() >= until:
-                break
+                if not sessions or monotonic() >= until:
+                    self._ended = True
+                    break
             for thread in threads:
                 thread.join(max(0.0, min(0.1, until - monotonic())))
         for session in sessions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from threading import Thread
 from typing import Any, Final
 
 import opweave
@@ -94,7 +95,6 @@ def main(door: Door) -> None:
         door.send("failed", encode_error(error))
         return
     door.send("ready", list(server.devices))
-    grace = 0.0
     try:
         while True:
             what, value, sock = door.receive()
@@ -107,11 +107,16 @@ def main(door: Door) -> None:
             elif what == "metrics":
                 door.send("metrics", server.metrics.text())
             elif what == "stop":
-                grace = value
-                break
+                # On a thread: clients that are still here may open further connections, which come by this one.
+                Thread(target=_stop, args=(server, door, value), name="opweave stop", daemon=True).start()
     except (EOFError, OSError):
         pass
+    server.stop()
+
+
+def _stop(server: Server, door: Door, grace: float) -> None:
     server.stop(grace)
+    door.close()
 
 
 if __name__ == "__main__":
