@@ -63,9 +63,11 @@ static inline int16 nibbles(const uchar16 bytes, const int high)
 }
 
 #define SIXTEEN (float16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_permvarsf512)
+#ifdef __AVX512F__ // only processors' compilers, all of them clang, say so
+#if __has_builtin(__builtin_ia32_permvarsf512)
 // One instruction permutes 16 floats: what the lowest four bits of q mean is looked up in a register.
 #define PICK(levels, q) __builtin_ia32_permvarsf512(levels, q)
+#endif
 #endif
 
 // Low halves of 16 bytes, or high halves, minus a constant, as floats. Without PICK four bits become the lowest bits of the
