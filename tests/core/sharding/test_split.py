@@ -10,6 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.graph import Graph
+from opweave.ops.matmul import LINEAR
+from opweave.sharding.split import split_graph
+from opweave.sharding.values import NO_LINKS
 
 COUNT = 4  # devices of the fixture `cpus`
 
@@ -52,6 +57,38 @@ def test_an_mlp_needs_one_collective(cpus, count, rows):
         assert f"shards {tensor} f32" in str(why)
         assert f"axis {axis}: {devices[0].name} {96 // count}, {devices[1].name} {96 // count}" in str(why)
     assert sorted(node.device for node in products) == sorted(2 * [device.name for device in devices])
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_partial_sums_in_half_types_are_rounded_once(cpus, dtype, bias):
+    """Also where a partial sum is beyond the type's largest number, as one device's sum is not in between."""
+    rng, made = np.random.default_rng(0), as_dtype(dtype).numpy
+    w = rng.standard_normal((5, 96)).astype(made)
+    w[0, :48], w[0, 48:] = 3000, -3000
+    x = np.ones((2, 96), made)
+    arrays = {"w": w} | ({"b": rng.standard_normal(5).astype(made)} if bias else {})
+    want = x.astype(np.float64) @ w.astype(np.float64).T + (arrays["b"].astype(np.float64) if bias else 0)
+
+    def build(weights):
+        return ow.linear(ow.input("x_half", (2, 96), dtype), *weights.values())
+
+    for count in (2, 3):
+        by = {"w": ow.Sharded(cpus[:count], axis=1)}
+        got, _, why = both(cpus[:count], build, arrays, by, {"x_half": x})
+        assert got.dtype == made
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(made).astype(np.float64), rtol=1e-2, atol=1e-2)
+        assert [node.dtype for node in why.nodes if node.op == "linear"] == ["f32"] * count
+
+
+def test_devices_without_products_of_mixed_types_round_partial_sums(cpus):
+    devices = cpus[:2]
+    w = ow.weights({"w": np.ones((4, 8), np.float16)}, device=ow.Sharded(devices, axis=1))["w"]
+    graph = Graph([ow.linear(ow.input("x_narrow", (2, 8), "f16"), w)])
+    for links, dtype in ((NO_LINKS, "f32"), (NO_LINKS._replace(runs=lambda *_: False), "f16")):
+        new = split_graph(graph, {}, links).graph
+        assert [node.dtype.name for node in new.nodes if node.op is LINEAR] == [dtype] * 2
+        assert [output.dtype.name for output in new.outputs] == ["f16"]
 
 
 def attention_block(w, x, heads, groups, size):

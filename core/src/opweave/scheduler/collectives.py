@@ -78,7 +78,7 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
         devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]
     ) -> tuple[Collectives, CollectiveSupport] | None:
         rough = all(_is_rough(part, allowed) for part in parts)
-        return backend_collectives("all_reduce", members(devices), tensor.dtype, tensor.size, rough)
+        return backend_collectives("all_reduce", members(devices), parts[0].dtype, tensor.size, rough)
 
     def together(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
         found = support(devices, tensor, parts)
@@ -94,7 +94,11 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
         pairs = zip(found, (*found[-1:], *found[:-1]), strict=True)
         return bool(found) and all(_copies_directly(target, before) for target, before in pairs)
 
-    return Links(adds_whole, together, rings)
+    def runs(device: str, tensor: Tensor) -> bool:
+        target, signature = by_name.get(device), tensor.signature
+        return target is None or signature is None or target.support(signature).reason is None
+
+    return Links(adds_whole, together, rings, runs)
 
 
 def _is_rough(part: Tensor, allowed: Allowed) -> bool:

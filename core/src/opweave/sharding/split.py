@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opweave.errors import LayoutError
+from opweave.graph.dtypes import DType
 from opweave.graph.graph import Graph
+from opweave.graph.opdef import OpDef
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
 from opweave.ops.matmul import LINEAR
 from opweave.ops.selection import where
-from opweave.sharding.values import NO_LINKS, Links, Spread, Values
+from opweave.sharding.values import NO_LINKS, Links, Spread, Values, cast_on, wide_type
 from opweave.sharding.ways import SUM, Way, ways
 
 __all__ = ["SplitGraph", "again", "split_graph"]
@@ -162,7 +164,11 @@ class _Splitter:
         if a is None or b is None or not a.axis == b.axis == SUM or a.devices != b.devices or (a.bias and b.bias):
             return None
         pairs = zip(a.devices, a.parts, b.parts, strict=True)
-        parts = [self.values.on(d, tensor, partial(again, tensor, (x, y)), (x, y)) for d, x, y in pairs]
+        wide = [x.dtype for x in (a.parts[0], b.parts[0]) if x.dtype is not tensor.dtype]
+        parts = []
+        for device, *terms in pairs:
+            make = partial(_in_type, tensor, tuple(terms), wide[0] if wide else tensor.dtype, device)
+            parts.append(self.values.on(device, tensor, make, terms))
         bias = a.bias or b.bias
         return Spread(a.devices, tuple(parts), SUM, (), bias)
 
@@ -235,6 +241,9 @@ class _Splitter:
         if op is LINEAR and way.out == SUM and len(given) == 3:
             bias = given.pop()[0]
         out = () if way.out == SUM else _scaled(cuts, length, tensor.shape[way.out]) or ()
+        wide, widened = wide_type(tensor.dtype), []
+        selects = op is not None and way.out == SUM and _selects_rows(op, way)
+        adds = op is not None and way.out == SUM and not selects and not op.writes
         for i, device in enumerate(devices):
             srcs = []
             for source, axis in given:
@@ -245,9 +254,14 @@ class _Splitter:
                     srcs.append(values.piece(source, i, Spread(devices, (), axis, scaled)))
             size = None if way.out == SUM else (way.out, out[i + 1] - out[i])
             make = partial(again, tensor, tuple(srcs), size)
-            if way.out == SUM and op is not None and op.selects:
-                make = partial(_selecting, tensor, tuple(srcs), way, cuts[i], cuts[i + 1])
+            if selects:
+                make = partial(_selecting, tensor, tuple(srcs), cuts[i], cuts[i + 1])
             parts.append(values.on(device, tensor, make, srcs))
+            if adds and wide is not tensor.dtype is srcs[0].dtype:  # each part is a sum that would be rounded
+                make = partial(_in_type, tensor, (srcs[0],), wide, device, srcs[1:])
+                widened.append(values.on(device, tensor, make, srcs))
+        if widened and all(map(values.links.runs, devices, widened)):
+            parts = widened
         return Spread(devices, tuple(parts), way.out, out, bias)
 
 
@@ -296,15 +310,25 @@ def _key(key: Any, old: Tensor, new: Tensor) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _selecting(tensor: Tensor, srcs: tuple[Tensor, ...], way: Way, start: int, stop: int) -> Tensor:
+def _selects_rows(op: OpDef, way: Way) -> bool:
+    """Whether the operation takes rows of a table by their ids, and the table is cut into ranges of rows."""
+    return op.selects is not None and way.srcs[op.selects[0]] == 0
+
+
+def _in_type(
+    tensor: Tensor, srcs: tuple[Tensor, ...], dtype: DType, device: str, others: Sequence[Tensor] = ()
+) -> Tensor:
+    """The node on sources in another type, and on ``others`` as they are."""
+    return again(tensor, (*[cast_on(source, dtype, device) for source in srcs], *others))
+
+
+def _selecting(tensor: Tensor, srcs: tuple[Tensor, ...], start: int, stop: int) -> Tensor:
     """A node that takes rows of a table by their ids, of a part of the table that has the rows ``start .. stop``: 0 for
-    ids of other parts. Where the table was cut along another axis, the node itself on the parts."""
+    ids of other parts."""
     op = tensor.op
     assert op is not None
     assert op.selects is not None
-    table, at = op.selects
-    if way.srcs[table] != 0:
-        return again(tensor, srcs)
+    _, at = op.selects
     ids = srcs[at]
     first = constant(start, ids.dtype)
     inside = where(ids >= first, ids < constant(stop, ids.dtype), constant(False))

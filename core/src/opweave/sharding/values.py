@@ -6,6 +6,7 @@ are copied straight to their places (`opweave.scheduler.partition`). An all-redu
 on each device, and gathers the sums; where values are small, or few devices read each other's memory, each device adds
 all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial sums
 are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after that.
+Those of products in half types are computed in f32 too, where the devices do that.
 
 Every device has the operations of these nodes. `Collective` notes which nodes belong together, so that
 `opweave.scheduler.partition` can replace them by an action that does the same faster.
@@ -28,7 +29,9 @@ from opweave.ops.elementwise import cast
 from opweave.ops.movement import broadcast_to, slice
 from opweave.sharding.ways import SUM
 
-__all__ = ["NO_LINKS", "Collective", "Links", "Spread", "Values", "even_cuts", "slice_along"]
+__all__ = [
+    "NO_LINKS", "Collective", "Links", "Spread", "Values", "cast_on", "even_cuts", "slice_along", "wide_type",
+]  # fmt: skip
 
 SMALL: Final = 1 << 16
 """Bytes up to which each device adds whole partial sums: one exchange of more bytes is then faster than two."""
@@ -83,14 +86,16 @@ class Links(NamedTuple):
         adds_whole: whether each of some devices should add whole partial sums of a tensor, which are given.
         together: whether the backend of these devices adds them, for all devices at once.
         rings: whether each of these devices copies directly from the one before it, and the first from the last.
+        runs: whether a device computes a node.
     """
 
     adds_whole: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
     together: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
     rings: Callable[[tuple[str, ...]], bool]
+    runs: Callable[[str, Tensor], bool]
 
 
-NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda _: False)
+NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda _: False, lambda *_: True)
 """The links of devices about which nothing is known."""
 
 
@@ -209,34 +214,35 @@ class Values:
     def _passed_on(self, tensor: Tensor, found: Spread, cut: tuple[int, int, int]) -> Tensor:
         """A piece of the sum on the last device, of which each has added its part to what the one before sent."""
         terms = [slice_along(part, *cut) for part in found.parts]
-        wide, total = _wide(tensor.dtype), terms[0]
+        wide, total = wide_type(tensor.dtype), terms[0]
         for i, (device, term) in enumerate(zip(found.devices, terms, strict=True)):
             bias = self._bias(tensor, found, device, cut) if i == len(terms) - 1 else None
             given = [total] if i == 0 else [total, term]
             total = self.on(device, tensor, partial(_sum, given, bias, wide, device), given)
         final = found.devices[-1]
-        return self.on(final, tensor, partial(_cast, total, tensor.dtype, final), [total]).named("reduce_scatter")
+        return self.on(final, tensor, partial(cast_on, total, tensor.dtype, final), [total]).named("reduce_scatter")
 
     def _added(self, tensor: Tensor, found: Spread, device: str, cut: tuple[int, int, int] | None = None) -> Tensor:
         """The sum of the parts, or the elements ``start .. stop`` of it along an axis, on a device."""
         terms = tuple([part if cut is None else slice_along(part, *cut) for part in found.parts])
         bias = self._bias(tensor, found, device, cut)
 
-        wide, late = _wide(tensor.dtype), None
-        alone = bias is not None and cut is None and wide is tensor.dtype
-        if alone and self.links.together(found.devices, tensor, found.parts):
+        wide, late, dtype = wide_type(tensor.dtype), None, terms[0].dtype
+        alone = cut is None and wide is dtype and self.links.together(found.devices, tensor, found.parts)
+        if alone or dtype is not tensor.dtype:
             bias, late = None, bias
 
         def add() -> Tensor:
-            return _cast(_sum(terms, bias, wide, device), tensor.dtype, device)
+            return cast_on(_sum(terms, bias, wide, device), dtype, device)
 
         made = self.on(device, tensor, add, terms if bias is None else (*terms, bias))
         kind: CollectiveKind = "all_reduce" if cut is None else "reduce_scatter"
         self._note(kind, tensor, found, made, terms, cut, bias)
+        made = made.named(kind)
         if late is not None:
-            given = (made.named(kind), late)
-            return self.on(device, tensor, partial(_sum, given, None, wide, device), given)
-        return made.named(kind)
+            given = (made, late)
+            made = self.on(device, tensor, partial(_sum, given, None, wide, device), given)
+        return self.on(device, tensor, partial(cast_on, made, tensor.dtype, device), [made])
 
     def _bias(self, tensor: Tensor, found: Spread, device: str, cut: tuple[int, int, int] | None) -> Tensor | None:
         if found.bias is None:
@@ -277,21 +283,22 @@ def even_cuts(length: int, count: int) -> tuple[int, ...]:
     return tuple([length * i // count for i in range(count + 1)])
 
 
-def _wide(dtype: DType) -> DType:
-    """The type in which partial sums of a type are added."""
+def wide_type(dtype: DType) -> DType:
+    """The type in which partial sums of a type are computed and added."""
     return f32 if dtype.is_float and dtype.itemsize < f32.itemsize else dtype
 
 
 def _sum(terms: Sequence[Tensor], bias: Tensor | None, wide: DType, device: str) -> Tensor:
     """The terms added in order, and then the bias, in a wider type, on a device."""
     add = _on(find_op("add"), device)
-    total, *others = [_cast(term, wide, device) for term in (*terms, *([] if bias is None else [bias]))]
+    total, *others = [cast_on(term, wide, device) for term in (*terms, *([] if bias is None else [bias]))]
     for other in others:
         total = node(add, (total, other), {})
     return total
 
 
-def _cast(tensor: Tensor, dtype: DType, device: str) -> Tensor:
+def cast_on(tensor: Tensor, dtype: DType, device: str) -> Tensor:
+    """A tensor in another type, by a node for one device."""
     if tensor.dtype is dtype:
         return tensor
     made = cast(tensor, dtype)
