@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import opweave as ow
 import opweave_remote
 from opweave.combined.device import CombinedDevice
-
-F = np.float32
-UP = np.random.default_rng(0).integers(-3, 4, (96, 48)).astype(F)
-DOWN = np.random.default_rng(1).integers(-3, 4, (48, 96)).astype(F)
-VALUE = np.random.default_rng(2).integers(-3, 4, (5, 48)).astype(F)
-WANT = np.maximum(VALUE @ UP.T, 0) @ DOWN.T
+from tests.support.integer_mlp import VALUE, WANT, mlp
 
 
 @pytest.fixture
@@ -23,11 +16,6 @@ def far():
     device = opweave_remote.isolated("cpu")
     yield device
     device.connection.close()
-
-
-def mlp(name: str, device: Any) -> ow.Tensor:
-    w = ow.weights({"up": UP, "down": DOWN}, device=device)
-    return ow.linear(ow.relu(ow.linear(ow.input(name, (5, 48)), w["up"])), w["down"])
 
 
 def test_a_combination_computes_with_a_member_elsewhere_and_says_when_it_is_lost(far):

@@ -23,16 +23,6 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(-3, 4, shape).astype(F)
 
 
-@pytest.fixture
-def pair():
-    return Member("left"), Member("right")
-
-
-@pytest.fixture
-def both(pair):
-    return CombinedDevice(pair)
-
-
 ARRAYS = {"up": numbers(96, 48), "bias": numbers(96, seed=1), "down": numbers(48, 96, seed=2)}
 
 

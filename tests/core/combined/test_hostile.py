@@ -15,30 +15,9 @@ from opweave.combined.device import CombinedDevice
 from opweave.training import AdamW, Trainer
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member, Separate
+from tests.support.integer_mlp import UP, VALUE, WANT, mlp
 from tests.support.interrupts import interrupted, needs_timer
 from tests.support.small_training import DATA, FIRST, network
-
-F = np.float32
-UP = np.random.default_rng(0).integers(-3, 4, (96, 48)).astype(F)
-DOWN = np.random.default_rng(1).integers(-3, 4, (48, 96)).astype(F)
-VALUE = np.random.default_rng(2).integers(-3, 4, (5, 48)).astype(F)
-WANT = np.maximum(VALUE @ UP.T, 0) @ DOWN.T
-
-
-@pytest.fixture
-def pair():
-    return Member("left"), Member("right")
-
-
-@pytest.fixture
-def both(pair):
-    return CombinedDevice(pair)
-
-
-def mlp(name: str, device: Any) -> ow.Tensor:
-    w = ow.weights({"up": UP, "down": DOWN}, device=device)
-    return ow.linear(ow.relu(ow.linear(ow.input(name, (5, 48)), w["up"])), w["down"])
-
 
 # --- copies ----------------------------------------------------------------------------------------------------------
 
