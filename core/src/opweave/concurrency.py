@@ -125,8 +125,6 @@ class Worker:
     Args:
         name: name of the thread.
         begin: a function that the thread calls first.
-        apart: the thread computes at the same time as the one that wakes it, so that it should run on another
-            processor (`Apart`).
 
     Attributes:
         jobs: the jobs that were put and have not ended, the running one first. Whoever appends here calls `wake`.
@@ -134,21 +132,20 @@ class Worker:
         ended: set when the thread has ended.
     """
 
-    __slots__ = ("__weakref__", "_apart", "_doing", "_thread", "_wake", "ended", "held", "jobs")
+    __slots__ = ("__weakref__", "_doing", "_thread", "_wake", "ended", "held", "jobs")
 
-    def __init__(self, name: str, begin: Callable[[], object] | None = None, *, apart: bool = False) -> None:
+    def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
         self.held = False
         self.ended: Final = Latch()
         self._doing: Final = Lock()
-        self._apart: Final = Apart() if apart else None
         self._wake: Final[SimpleQueue[object]] = SimpleQueue()
         # When the worker is gone its weak reference wakes the thread, in one call into C that no interrupt can break.
         gone = ref(self, self._wake.put)
         # A daemon, so that work nobody waits for does not keep the process alive. It has no reference to this object or
         # to what puts jobs.
         self._thread: Final = start_thread(
-            _work, begin, self.jobs, self._doing, self._apart, self._wake, self.ended, gone, name=name
+            _work, begin, self.jobs, self._doing, self._wake, self.ended, gone, name=name
         )
 
     @property
@@ -168,16 +165,17 @@ class Worker:
         """
         self.jobs.append(job)
         if not self.held:
-            self._wake.put(self._here())
+            self._wake.put(NOWHERE)
 
-    def wake(self) -> None:
-        """Let the thread do ``jobs``: those that were held, or appended there directly, or that an interrupt left."""
-        self._wake.put(self._here())
+    def wake(self, off: int = NOWHERE) -> None:
+        """Let the thread do ``jobs``: those that were held, or appended there directly, or that an interrupt left.
+
+        Args:
+            off: the number of the processor that the thread moves off, because the calling thread computes there next
+                (`Apart`); `NOWHERE`: it runs wherever the system has it run.
+        """
+        self._wake.put(off)
         self.held = False  # last: an interrupt before leaves it to whoever calls this next
-
-    def _here(self) -> int:
-        """Where the calling thread runs, which the thread moves off."""
-        return NOWHERE if self._apart is None else self._apart.now()
 
     def help(self) -> None:
         """Do ``jobs`` in the calling thread until there are none, which saves waking the worker's own.
@@ -199,19 +197,18 @@ def _work(
     begin: Callable[[], object] | None,
     jobs: deque[Job],
     doing: Lock,
-    apart: Apart | None,
     wake: SimpleQueue[object],
     ended: Latch,
     gone: ref[Worker],
 ) -> None:
     if begin is not None:
         begin()
-    going = True
+    apart, going = Apart(), True
     while going:
-        waker = wake.get()
-        going = isinstance(waker, int)  # ``None``: closed; ``gone``: there is no worker any more
-        if apart is not None and isinstance(waker, int):
-            apart.move_off(waker)
+        off = wake.get()
+        going = isinstance(off, int)  # ``None``: closed; ``gone``: there is no worker any more
+        if isinstance(off, int):
+            apart.move_off(off)
         with doing:
             _do_all(jobs)
     ended.set()

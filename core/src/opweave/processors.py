@@ -1,4 +1,4 @@
-"""`Apart`: keeps a thread that others wake off the processor of the one that woke it.
+"""`Apart`: keeps a thread off the processor of the one that woke it, where both compute at once.
 
 Linux lets a woken thread go on where it ran last, unless another processor is idle. Where other programs use these, two
 threads that should compute at once may take turns on one processor in every run: both were once there, and nothing
@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from time import perf_counter
 from typing import Final
 
-__all__ = ["NOWHERE", "Apart"]
+__all__ = ["NOWHERE", "Apart", "current_processor"]
 
 NOWHERE: Final = -1
 """The number of the processor where the system does not tell it."""
@@ -24,21 +25,16 @@ AGAIN: Final = 1e-2
 
 
 class Apart:
-    """What the thread that wakes another one, and that one, do to compute on different processors."""
+    """Keeps the calling thread, which others wake, off their processors."""
 
-    __slots__ = ("_find", "_next")
+    __slots__ = ("_next",)
 
     def __init__(self) -> None:
-        self._find: Final = _finder()
         self._next = 0.0
-
-    def now(self) -> int:
-        """The number of the processor on which the calling thread runs."""
-        return self._find()
 
     def move_off(self, processor: int) -> None:
         """Move the calling thread to any other processor that it may use, if it runs on this one."""
-        if processor == NOWHERE or processor != self.now() or perf_counter() < self._next:
+        if processor == NOWHERE or processor != current_processor() or perf_counter() < self._next:
             return
         self._next = perf_counter() + AGAIN
         with suppress(OSError):  # no right to choose, or processors that were taken from the process meanwhile
@@ -48,10 +44,12 @@ class Apart:
                 os.sched_setaffinity(0, usable)
 
 
-def _nowhere() -> int:
-    return NOWHERE
+def current_processor() -> int:
+    """The number of the processor on which the calling thread runs; `NOWHERE` where the system does not tell it."""
+    return _finder()()
 
 
+@cache
 def _finder() -> Callable[[], int]:
     if sys.platform == "linux":
         import ctypes
@@ -60,4 +58,4 @@ def _finder() -> Callable[[], int]:
             found = ctypes.PyDLL(None).sched_getcpu  # keeps the interpreter's lock: 0.1 us
             found.argtypes = ()
             return found
-    return _nowhere
+    return lambda: NOWHERE

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from opweave import processors
 from opweave.host.device import HostDevice
-from opweave.processors import NOWHERE, Apart
+from opweave.processors import NOWHERE, Apart, current_processor
 from tests.support.devices import BASIC, Separate
 from tests.support.interrupts import interrupted, needs_timer
 
@@ -180,7 +181,7 @@ def test_a_thread_moves_off_the_processor_of_the_one_that_woke_it(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, given: moves.append(set(given)))
     here = [1]
-    monkeypatch.setattr(Apart, "now", lambda self: here[0])
+    monkeypatch.setattr(processors, "current_processor", lambda: here[0])
     for processor in (NOWHERE, 0, 2):
         apart.move_off(processor)
         assert moves == [], "it runs elsewhere"
@@ -194,7 +195,6 @@ def test_a_thread_moves_off_the_processor_of_the_one_that_woke_it(monkeypatch):
 
 
 def test_a_thread_may_use_the_same_processors_as_before():
-    apart = Apart()
     before = getattr(os, "sched_getaffinity", lambda _: None)(0)
-    apart.move_off(apart.now())
+    Apart().move_off(current_processor())
     assert getattr(os, "sched_getaffinity", lambda _: None)(0) == before

@@ -12,6 +12,7 @@ from opweave.concurrency import Latch, Worker
 from opweave.contract.space import WORKING
 from opweave.contract.stream import Stream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
+from opweave.processors import NOWHERE
 
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
@@ -67,7 +68,7 @@ class WorkerStream(Stream):
         self.inner: Final = inner
         self._broken: BaseException | None = None  # the failure since which queued work is dropped
         self._reported = False  # whether a caller has received that failure
-        self._worker: Final = Worker(f"opweave {inner.device.name}", _begin, apart=True)
+        self._worker: Final = Worker(f"opweave {inner.device.name}", _begin)
 
     def __repr__(self) -> str:
         return f"<WorkerStream of {self.device.name}{', closed' if self._closed else ''}>"
@@ -124,10 +125,11 @@ class WorkerStream(Stream):
         stream."""
         self._worker.held = True
 
-    def go_on(self) -> None:
-        """Let the thread do the work that waits since `hold`, or that an interrupt of a thread that helped left."""
+    def go_on(self, off: int = NOWHERE) -> None:
+        """Let the thread do the work that waits since `hold`, or that an interrupt of a thread that helped left; off a
+        processor on which the calling thread computes next (`opweave.processors.Apart`)."""
         if self._worker.held or self._worker.jobs:
-            self._worker.wake()
+            self._worker.wake(off)
 
     def expect_help(self) -> None:
         """The calling thread calls `help` next: nobody needs to wake this stream's thread."""

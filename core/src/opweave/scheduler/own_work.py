@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.worker import WorkerStream
+from opweave.processors import current_processor
 
 if TYPE_CHECKING:
     from opweave.contract.stream import Stream
@@ -42,8 +43,9 @@ class OwnWork(NamedTuple):
     def do(self) -> None:
         """Let the others do their work, and do that of the own stream; raises an interrupt of the calling thread."""
         self.stream.expect_help()
+        here = current_processor()
         for stream in self.others:
-            stream.go_on()
+            stream.go_on(here)
         self.stream.help()
 
 

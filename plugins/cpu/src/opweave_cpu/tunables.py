@@ -105,9 +105,11 @@ BLAS_COLUMNS: Final = Tunable(
 )
 """Elements up to which BLAS adds up columns by the threads that it has, without limiting it to one first."""
 
-COMPILED_WORK: Final = Tunable("compiled_work", 1 << 17, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
+COMPILED_WORK: Final = Tunable("compiled_work", 1 << 19, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
 """Elementary operations, such as an addition or a part of a polynomial, from which on a compiled kernel is spread over
-threads: with fewer, waking a thread takes longer than is saved."""
+threads: with fewer, waking a thread takes longer than is saved. With a quarter, steps of training of a small
+perceptron, where products of BLAS lie between such kernels and send the waiting threads away, took 1.8 times as
+long."""
 
 COMPILED_ROWS: Final = Tunable("compiled_rows", 16, (4, 8, 16, 24, 32, 48), _products((3, 6, 12, 20, 28, 40)))
 """Rows up to which a compiled product multiplies weights in registers; of more rows BLAS is faster."""
