@@ -253,7 +253,6 @@ class _Partitioner:
         cause: str = "transfer",
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
-        new = tuple.__new__
         _, offset, dtype, shape, strides = operand
         once, packed, dense = shape, strides, True
         if source.base is not None:
@@ -271,8 +270,8 @@ class _Partitioner:
         copied = self.copied.get(key)
         if copied is None:
             storage = self.storages.temporary(source.root, nbytes(once, dtype), target.index)
-            copied = new(StorageView, (storage, 0, dtype, once, packed))
-            whole = operand if once is shape else new(StorageView, (operand[0], offset, dtype, once, strides))
+            copied = StorageView(storage, 0, dtype, once, packed)
+            whole = operand if once is shape else StorageView(operand[0], offset, dtype, once, strides)
             split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.storages.made_in[storage] = -1
@@ -280,7 +279,7 @@ class _Partitioner:
                 self.fetched_here.append(key)
         if source.base is not None:
             packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
-        return new(StorageView, (copied[0], 0, dtype, shape, packed))
+        return StorageView(copied[0], 0, dtype, shape, packed)
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from

@@ -23,7 +23,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.precision import Precision
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import RUNS, STRETCH, Form
-from opweave_cpu.jit.vectors import LANES, Vector, fma, intrinsic, load, select, store, vector_type
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, intrinsic, load, select, store, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
@@ -42,7 +42,6 @@ of products finite."""
 _I8: Final = ir.IntType(8)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
-_VECTOR_BYTES: Final = 64
 
 
 class Digits(NamedTuple):
@@ -65,7 +64,7 @@ class Digits(NamedTuple):
 
     def record_bytes(self, form: Form) -> int:
         """Bytes of 256 activations."""
-        return self.places * STRETCH + _VECTOR_BYTES * (form.groups // 8)
+        return self.places * STRETCH + VECTOR_BYTES * (form.groups // 8)
 
 
 def digits_of(form: Form, precision: Precision) -> Digits:
@@ -132,7 +131,7 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -
         s = stack.enter_context(writer.loop(_I64(0), lengths[2], 1))
         if order == "interleaved":
             # Numbers of rows that do not exist would be any, and arithmetic with subnormal ones takes long.
-            for at in range(scalars_at, rows * digits.record_bytes(form), _VECTOR_BYTES):
+            for at in range(scalars_at, rows * digits.record_bytes(form), VECTOR_BYTES):
                 place_of_scalars = code.add(writer.at(1, block, _I64(0), s), _I64(at))
                 store(code, ir.Constant(vector_type("f32"), None), place_of_scalars, 4)
         # The rows of a block inside: interleaved, they share cache lines.
@@ -208,7 +207,7 @@ def _store_digits(code: Any, digits: Vector, address: Any, *, interleaved: bool)
         return
     fours = code.bitcast(value, ir.VectorType(_I32, 4))
     for k in range(4):
-        store(code, code.extract_element(fours, _I32(k)), code.add(address, _I64(k * _VECTOR_BYTES)), 4)
+        store(code, code.extract_element(fours, _I32(k)), code.add(address, _I64(k * VECTOR_BYTES)), 4)
 
 
 def _store_scalars(writer: Writer, scalars: Any, group: int, factor: Vector, sums: list[Vector], distance: int) -> None:

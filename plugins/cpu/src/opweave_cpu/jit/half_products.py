@@ -14,8 +14,8 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode, target
-from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, bind_row_blocks, chunks, place, store_results
-from opweave_cpu.jit.vectors import LANES, Vector, declared, load, store, transposed, vector_type
+from opweave_cpu.jit.row_blocks import CHUNK, bind_row_blocks, chunks, clear_sums, place, row_bytes, store_results
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, declared, load, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand
 from opweave_cpu.jit.writer import Writer
 
@@ -52,8 +52,7 @@ def _product(biased: bool) -> MachineCode:
     sums = writer.array(vector_type("f32"), CHUNK + TOGETHER)
     panel = writer.array(vector_type("i32"), PAIRS)
     with chunks(writer) as (n, chunk, rows):
-        with writer.loop(_I64(0), code.add(rows, _I64(TOGETHER)), 1) as r:
-            store(code, ir.Constant(vector_type("f32"), None), place(code, sums, r), 64)
+        clear_sums(writer, sums, rows, TOGETHER)
         with writer.loop(_I64(0), pairs, PAIRS) as first:
             count = writer.at_most(PAIRS, code.sub(pairs, first))
             with writer.loop(_I64(0), count, LANES) as p:
@@ -73,7 +72,7 @@ def _transpose(writer: Writer, weights: Any, left: Any, panel: Any) -> None:
     code, kind = writer.code, vector_type("i32")
     lanes = ir.Constant(vector_type("i64"), list(range(LANES)))
     mask = code.icmp_signed("<", lanes, writer.splat(left, "i64").value)
-    row = code.lshr(writer.strides[0][0], _I64(4))
+    row = row_bytes(writer)
     types = [kind.as_pointer(), _I32, vector_type("bool"), kind]
     function = declared(code, f"llvm.masked.load.v{LANES}i32.p0", kind, types)
     rows = []

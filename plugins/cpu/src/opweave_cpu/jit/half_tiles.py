@@ -15,8 +15,8 @@ from llvmlite import ir
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.amx import ROW_BYTES, ROWS, Tiles, has_tiles, tiles
 from opweave_cpu.jit.compiler import MachineCode
-from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, bind_row_blocks, chunks, place, store_results, turn_sums
-from opweave_cpu.jit.vectors import LANES, load, store, transposed, vector_type
+from opweave_cpu.jit.row_blocks import CHUNK, bind_row_blocks, chunks, place, row_bytes, store_results, transpose_sums
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, load, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
@@ -94,7 +94,7 @@ def _product(biased: bool) -> MachineCode:
         for start, stop, count in ((_I64(0), whole, TOGETHER), (whole, rows, 1)):
             with writer.loop(start, stop, count * ROWS) as r:
                 _multiply(writer, registers, n, code.add(chunk, r), place(code, sums, r), count)
-        turn_sums(writer, sums, rows)
+        transpose_sums(writer, sums, rows)
         store_results(writer, sums, n, chunk, rows, biased=biased)
     return MachineCode(writer.end())
 
@@ -104,7 +104,7 @@ def _multiply(writer: Writer, registers: Tiles, n: Any, row: Any, sums: Any, cou
     code, weights, activations = writer.code, count, count + 1
     for k in range(count):
         registers.zero(k)
-    distance = code.lshr(writer.strides[0][0], _I64(4))
+    distance = row_bytes(writer)
     with writer.loop(_I64(0), writer.lengths[1], 1) as step:
         registers.load(weights, writer.at(0, n, step), distance)
         for k in range(count):

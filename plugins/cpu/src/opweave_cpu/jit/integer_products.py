@@ -22,9 +22,9 @@ from opweave_cpu.jit.activations import Digits, Order, bind_records, digits_of, 
 from opweave_cpu.jit.amx import has_tiles
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row, dot, form_of
-from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, bind_row_blocks, chunks, place, store_results
+from opweave_cpu.jit.row_blocks import CHUNK, bind_row_blocks, chunks, clear_sums, place, row_bytes, store_results
 from opweave_cpu.jit.tile_products import multiply_tiles
-from opweave_cpu.jit.vectors import LANES, Vector, fma, load, select, store, transposed, vector_type
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
@@ -231,14 +231,12 @@ def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DT
     panel = writer.array(vector_type("i32"), BYTES)
     factors = writer.array(vector_type("f32"), LANES)
     unpacked = writer.array(vector_type("i32"), 5 * LANES)
-    together, zero = _together(), ir.Constant(vector_type("f32"), None)
+    together = _together()
     with chunks(writer) as (n, chunk, rows):
-        with writer.loop(_I64(0), rows, together) as r:  # those behind the last row, too
-            for k in range(together):
-                store(code, zero, place(code, sums, code.add(r, _I64(k))), 64)
+        clear_sums(writer, sums, rows, together)
         with writer.loop(_I64(0), writer.lengths[1], 1) as s:
             with writer.loop(_I64(0), _I64(LANES), 1) as lane:
-                row = code.add(writer.at(0, n), code.mul(lane, code.lshr(writer.strides[0][0], _I64(4))))
+                row = code.add(writer.at(0, n), code.mul(lane, row_bytes(writer)))
                 vectors, scales = form.decode(weights.stretch(row, s))
                 for k, vector in enumerate((*vectors, scales.value)):
                     store(code, vector, place(code, unpacked, code.add(lane, _I64(k * LANES))), 64)

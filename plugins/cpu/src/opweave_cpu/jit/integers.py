@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from llvmlite import ir
 
 from opweave_cpu.jit.compiler import target
-from opweave_cpu.jit.vectors import LANES, Vector, declared, load, store, vector_type
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, declared, load, store, vector_type
 from opweave_cpu.jit.writer import Writer
 
 __all__ = ["BYTES", "RUNS", "STRETCH", "Form", "Row", "dot", "form_of", "has_dot", "multiplies_bytes", "prefetch"]
@@ -35,7 +35,6 @@ _I8: Final = ir.IntType(8)
 _I16: Final = ir.IntType(16)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
-_VECTOR_BYTES: Final = 64
 _HALF: Final = ir.HalfType()
 _F32: Final = ir.FloatType()
 
@@ -346,7 +345,7 @@ class Row:
         writer, form, code = self._writer, self._form, self._writer.code
         size = form.size * form.blocks
         address = code.add(row, code.mul(s, _I64(size)))
-        for line in range(0, size, _VECTOR_BYTES):
+        for line in range(0, size, VECTOR_BYTES):
             prefetch(code, code.add(address, _I64(AHEAD + line)))
         if self._tail:
             is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))

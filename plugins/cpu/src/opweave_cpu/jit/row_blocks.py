@@ -14,18 +14,17 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode
-from opweave_cpu.jit.vectors import LANES, Vector, load, store, transposed, vector_type
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, load, store, transposed, vector_type
 from opweave_cpu.jit.walk import Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["CHUNK", "VECTOR_BYTES", "bind_row_blocks", "chunks", "place", "store_results", "turn_sums"]
+__all__ = [
+    "CHUNK", "bind_row_blocks", "chunks", "clear_sums", "place", "row_bytes", "store_results", "transpose_sums",
+]  # fmt: skip
 
 CHUNK: Final = 128
 """Rows of activations whose sums are in the cache at once. Weights are prepared anew for each chunk of rows."""
-
-VECTOR_BYTES: Final = 64
-"""Bytes of 16 numbers in f32, or of four bytes each."""
 
 _I64: Final = ir.IntType(64)
 
@@ -78,7 +77,21 @@ def chunks(writer: Writer) -> Iterator[tuple[Any, Any, Any]]:
         yield n, first, writer.at_most(CHUNK, writer.code.sub(all_rows, first))
 
 
-def turn_sums(writer: Writer, sums: Any, rows: Any) -> None:
+def row_bytes(writer: Writer) -> Any:
+    """Bytes from one row of weights to the next."""
+    return writer.code.lshr(writer.strides[0][0], _I64(4))
+
+
+def clear_sums(writer: Writer, sums: Any, rows: Any, together: int) -> None:
+    """Code that sets the vectors of sums of some rows to zero, and those of the rows behind them up to a multiple of
+    ``together``."""
+    code, zero = writer.code, ir.Constant(vector_type("f32"), None)
+    with writer.loop(_I64(0), rows, together) as r:
+        for k in range(together):
+            store(code, zero, place(code, sums, code.add(r, _I64(k))), VECTOR_BYTES)
+
+
+def transpose_sums(writer: Writer, sums: Any, rows: Any) -> None:
     """Code that transposes the sums of each 16 rows: from vectors of one row of weights each to those of one row of
     activations, as `store_results` takes them."""
     code = writer.code

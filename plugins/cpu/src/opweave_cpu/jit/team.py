@@ -93,13 +93,9 @@ class Team:
     def __init__(self, pool: ThreadPool) -> None:
         self.count: Final = pool.size - 1
         self._pool: Final = ref(pool)
-        size = _WORDS * 8
-        memory = ctypes.create_string_buffer((self.count + 2) * size)
-        start = ctypes.addressof(memory) + -ctypes.addressof(memory) % size
-        self._memory = memory
         # Behind the slots a word that is changed to have threads leave.
-        self._slots = (ctypes.c_int64 * (_WORDS * (self.count + 1))).from_address(start)
-        self.address: Final = start
+        self._slots: Final = _slots(self.count + 1)
+        self.address: Final = ctypes.addressof(self._slots)
         self._lock: Final = Lock()
         notify_after_fork(self)
 
@@ -135,6 +131,14 @@ class Team:
 _TEAMS: Final[WeakKeyDictionary[ThreadPool, Team]] = WeakKeyDictionary()
 
 
+def _slots(count: int) -> Any:
+    """The words of so many slots, zero, each slot in a cache line of its own."""
+    line = _WORDS * 8
+    memory = bytearray((count + 1) * line)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % line
+    return (ctypes.c_int64 * (_WORDS * count)).from_buffer(memory, start)
+
+
 @cache
 def _yield_address() -> int:
     """The address of the function by which a thread lets others run, or 0."""
@@ -146,8 +150,8 @@ def _yield_address() -> int:
 @cache
 def _polls() -> int:
     """How often a thread looks for its next part in `PATIENCE`."""
-    memory = ctypes.create_string_buffer(3 * _WORDS * 8)
-    start = ctypes.addressof(memory) + -ctypes.addressof(memory) % (_WORDS * 8)
+    slots = _slots(2)
+    start = ctypes.addressof(slots)
     count, times = 1 << 10, []
     for _ in range(5):
         words = (ctypes.c_int64 * 5)(start, count, 0, start + _WORDS * 8, 0)

@@ -18,8 +18,8 @@ from opweave_cpu.jit.activations import Digits, sums_of_products
 from opweave_cpu.jit.amx import ROW_BYTES, ROWS, Tiles, tiles
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row
-from opweave_cpu.jit.row_blocks import CHUNK, VECTOR_BYTES, chunks, place, store_results, turn_sums
-from opweave_cpu.jit.vectors import LANES, Vector, fma, load, store, vector_type
+from opweave_cpu.jit.row_blocks import CHUNK, chunks, clear_sums, place, row_bytes, store_results, transpose_sums
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, store, vector_type
 from opweave_cpu.jit.walk import Operand
 from opweave_cpu.jit.writer import Writer
 
@@ -45,20 +45,18 @@ def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg],
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
     code, weights, product = writer.code, Row(writer, form, tail), _TileProduct(writer, form, digits)
-    sums, zero = writer.array(vector_type("f32"), CHUNK), ir.Constant(vector_type("f32"), None)
+    sums = writer.array(vector_type("f32"), CHUNK)
     with tiles(writer, product.shapes) as registers, chunks(writer) as (n, chunk, rows):
-        with writer.loop(_I64(0), rows, LANES) as r:
-            for k in range(LANES):
-                store(code, zero, place(code, sums, code.add(r, _I64(k))), VECTOR_BYTES)
+        clear_sums(writer, sums, rows, LANES)
         with writer.loop(_I64(0), writer.lengths[1], 1) as s:
             with writer.loop(_I64(0), _I64(LANES), 1) as lane:
-                row = code.add(writer.at(0, n), code.mul(lane, code.lshr(writer.strides[0][0], _I64(4))))
+                row = code.add(writer.at(0, n), code.mul(lane, row_bytes(writer)))
                 vectors, factors = form.decode(weights.stretch(row, s))
                 product.keep(lane, vectors, factors)
             with writer.loop(_I64(0), rows, LANES) as r:
                 record = writer.at(1, _I64(0), s, code.add(chunk, r))
                 product.multiply(registers, record, place(code, sums, r))
-        turn_sums(writer, sums, rows)
+        transpose_sums(writer, sums, rows)
         store_results(writer, sums, n, chunk, rows, biased=bool(biases))
     return MachineCode(writer.end())
 

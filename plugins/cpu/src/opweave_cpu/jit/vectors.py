@@ -12,12 +12,15 @@ from typing import Any, Final
 from llvmlite import ir
 
 __all__ = [
-    "LANES", "TYPES", "Vector", "declared", "fma", "intrinsic", "load", "polynomial", "select", "store", "transposed",
-    "vector_type",
+    "LANES", "TYPES", "VECTOR_BYTES", "Vector", "declared", "fma", "intrinsic", "load", "polynomial", "select", "store",
+    "transposed", "vector_type",
 ]  # fmt: skip
 
 LANES: Final = 16
 """Numbers of a vector, of whatever type: one register of 512 bits in f32, and LLVM cuts what is wider."""
+
+VECTOR_BYTES: Final = 64
+"""Bytes of `LANES` numbers in f32, or of four bytes each."""
 
 TYPES: Final[dict[str, Any]] = {
     "f32": ir.FloatType(),
