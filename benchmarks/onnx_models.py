@@ -57,7 +57,7 @@ def by_hand(arrays: list[Any], x: ow.Tensor) -> ow.Tensor:
 
 
 def main() -> None:
-    report = Report("onnx", options(__doc__ or ""))
+    report = Report("onnx_models", options(__doc__ or ""))
     quick = report.options.quick
     proto, arrays = model()
     data = proto.SerializeToString()
