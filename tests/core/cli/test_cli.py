@@ -321,6 +321,7 @@ class TestProfile:
         """Measuring takes no time, and every profile is kept in a folder of the test's."""
         monkeypatch.setenv("OPWEAVE_PROFILE_CACHE", str(tmp_path / "profiles"))
         self.measured: list[str] = []
+        self.contention = 0.0
 
         def measure(device, progress=None):
             self.measured.append(device.name)
@@ -329,7 +330,7 @@ class TestProfile:
             line = Curve.line(2e-6, 4e9)
             return Profile(device.name, 1e-6, line, line, {
                 "add": {"f32": OpCost(line)}, "linear": {"f32": OpCost(line, line), "f16": OpCost(line, line)},
-            })  # fmt: skip
+            }, contention=self.contention)  # fmt: skip
 
         monkeypatch.setattr("opweave.cost.measure.measure", measure)
 
@@ -349,6 +350,18 @@ class TestProfile:
         assert self.measured == ["acme"]
         run("profile", "acme", "--refresh")
         assert self.measured == ["acme", "acme"]
+
+    def test_what_was_measured_beside_other_programs_is_doubtful(self, folder, run):
+        folder.add("acme", backend())
+        self.contention = 0.7
+        assert "doubtful  other programs used the processors meanwhile" in run("profile", "acme", columns=120)[1]
+        assert json.loads(run("profile", "acme", "--json")[1])["profiles"][0]["contention"] == 0.7
+        said = " ".join(run("doctor")[1].split())
+        assert "profile of acme" in said
+        assert "opweave profile --refresh acme" in said
+        self.contention = 0.01
+        assert "doubtful" not in run("profile", "acme", "--refresh", columns=120)[1]
+        assert "profile of acme" not in run("doctor")[1]
 
     def test_json(self, folder, run, tmp_path):
         folder.add("acme", "print('loading')\n" + backend())

@@ -54,6 +54,7 @@ def _figures(made: Profile) -> dict[str, object]:
         "launch_seconds": made.launch,
         "switch_seconds": made.switch,
         "again_seconds": made.again,
+        "contention": made.contention,
         "bytes_per_second": made.bandwidth,
         "upload_bytes_per_second": made.upload.rate,
         "download_bytes_per_second": made.download.rate,
@@ -86,6 +87,9 @@ def _row(device: Device, made: Profile) -> Row:
     ]
     if tunables:
         below.append(("tunables", Text(", ".join(tunables), "dim")))
+    if made.is_doubtful:
+        remark = "other programs used the processors meanwhile; repeat it with --refresh when the machine is idle"
+        below.append(("doubtful", Text(remark, "yellow")))
     return Row(cells, below)
 
 

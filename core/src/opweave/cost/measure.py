@@ -20,6 +20,7 @@ from opweave.cost.profile import Curve, OpCost, Profile, measured_type, work
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
 from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
+from opweave.host.contention import seconds_waited
 from opweave.scheduler.capabilities import at_precision
 from opweave.scheduler.target import Target, unbound_step
 
@@ -68,7 +69,10 @@ def measure(device: Device, progress: Progress | None = None) -> Profile:
     """
     stream = device.open()
     try:
-        return _Measurement(device, Target(0, stream, None, owned=True), progress).run()
+        began, waited = perf_counter(), seconds_waited()
+        made = _Measurement(device, Target(0, stream, None, owned=True), progress).run()
+        # Threads that ended meanwhile took what they had waited with them.
+        return made._replace(contention=max(0.0, seconds_waited() - waited) / (perf_counter() - began))
     finally:
         stream.close()
 

@@ -37,6 +37,9 @@ ANY: Final = "*"
 LARGEST: Final = 1e24
 """The largest valid figure of a profile, in seconds, bytes or operations."""
 
+CONTENDED: Final = 0.1
+"""Threads that waited for a processor on average, from which on a profile is doubtful."""
+
 
 class Curve(NamedTuple):
     """Seconds by work (bytes or flops), linear between points; beyond the last point with the slope from the first to
@@ -100,6 +103,8 @@ class Profile(NamedTuple):
         ahead: by how much fetching a result is shorter than ``download``, as it comes with the end of its run, which is
             waited for anyway: a round trip to devices of other processes, 0 for those where results are read once the
             run has ended.
+        contention: how many threads of this process waited for a processor on average while the device was measured,
+            since others used it; 0 where the system does not say. From `CONTENDED` on the figures are doubtful.
     """
 
     device: str
@@ -111,6 +116,12 @@ class Profile(NamedTuple):
     group: str = ""
     again: float = 0.0
     ahead: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether other programs used the processors while the device was measured."""
+        return self.contention >= CONTENDED
 
     def link(self, other: Profile) -> Curve | None:
         """The direct link to another device, or ``None``."""
@@ -200,7 +211,7 @@ class Profile(NamedTuple):
             text(document["device"]), figure(document["switch"]), curve(document["upload"]),
             curve(document["download"]), costs, {name: curve(v) for name, v in document["peers"].items()},
             text(document["group"]), figure(document["again"]),
-            figure(document["ahead"]),
+            figure(document["ahead"]), figure(document["contention"]),
         )  # fmt: skip
 
 
