@@ -73,6 +73,16 @@ class CpuStream(Stream):
         elements of ``x`` lie side by side; ``None`` where NumPy is the fastest way."""
         return None
 
+    def join(self, out: Arg, srcs: Sequence[Arg], axis: int) -> Sequence[Call] | None:
+        """The calls that put operands of one type side by side along an axis of ``out``; ``None`` where NumPy is the
+        fastest way."""
+        return None
+
+    def pick(self, out: Arg, table: Arg, ids: Arg) -> Call | None:
+        """The call that copies the rows of a table that ``ids`` names, all of them in range, to ``out``; ``None`` where
+        NumPy is the fastest way."""
+        return None
+
     def _inlines(self, other: Stream) -> bool:
         return (
             isinstance(other, CpuStream)

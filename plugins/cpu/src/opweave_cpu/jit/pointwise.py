@@ -51,7 +51,7 @@ def is_worth_compiling(step: Step) -> bool:
     if halves or formula.work >= WORTH_WORK:
         return True
     in_rows = all(arg.strides and arg.strides[-1] in (0, arg.dtype.itemsize) for arg in args)
-    return in_rows and formula.work * step.out.size >= COMPILED_WORK.value
+    return in_rows and (formula.work + len(args)) * step.out.size >= COMPILED_WORK.value
 
 
 def work_of(step: Step) -> int:

@@ -19,7 +19,9 @@ from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
 
-__all__ = ["FORMS", "bind_extreme", "fits", "fits_extreme", "prepare_rows"]
+__all__ = [
+    "FORMS", "bind_reduction", "bind_running", "fits", "fits_reduction", "fits_running", "prepare_rows",
+]  # fmt: skip
 
 LONGEST_ROW: Final = 1 << 16
 """Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
@@ -287,26 +289,79 @@ def _compiled(op: str, axes: int, operands: Sequence[Operand]) -> MachineCode:
 # --- a number for each row ------------------------------------------------------------------------------------------
 
 
-def fits_extreme(step: Step) -> bool:
-    """Whether ``max`` or ``min`` is compiled: of the last axes of a dense operand."""
+def _mean(row: Row) -> Vector:
+    return row.total(row.source(0)) / row.count
+
+
+_NUMBERS: Final[Mapping[str, Callable[[Row], Vector]]] = {
+    "max": lambda row: row.extreme(row.source(0), "maximum"),
+    "min": lambda row: row.extreme(row.source(0), "minimum"),
+    "sum": lambda row: row.total(row.source(0)),
+    "mean": _mean,
+}
+"""By operation: the number for a row."""
+
+
+def fits_reduction(step: Step) -> bool:
+    """Whether ``max``, ``min``, ``sum`` or ``mean`` is compiled: of the last axes of a dense operand."""
     x, axes = step.srcs[0], sorted(step.attrs["axes"])
     rank = len(x.shape)
-    last = axes == list(range(rank - len(axes), rank)) and prod(x.shape[axes[0] :]) >= SHORTEST_ROW if axes else False
-    return last and x.is_dense and step.out.is_dense and takes(x, wide=True) and takes(step.out, wide=True)
+    if not axes or axes != list(range(rank - len(axes), rank)):
+        return False
+    length = prod(x.shape[axes[0] :])
+    if length < SHORTEST_ROW or (step.op in ("sum", "mean") and length > LONGEST_ROW):
+        return False
+    return x.is_dense and step.out.is_dense and takes(x, wide=True) and takes(step.out, wide=True)
 
 
-def bind_extreme(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    """The call of ``max`` or ``min`` for the operands of a step that fits."""
+def bind_reduction(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
+    """The call for the operands of a step that fits."""
     rows, item = out.size, x.dtype.itemsize
     length = x.size // rows
-    code = stream.artefact((op, x.dtype.name), partial(_extreme, {"max": "maximum", "min": "minimum"}[op], x.dtype))
+    code = stream.artefact((op, x.dtype.name), partial(_reduction, op, x.dtype))
     walk = Walk((rows, length), ((length * item, item), (item, 0)))
     return bind_walk(stream, code, walk, [x, out], work=2, rows=True)
 
 
-def _extreme(which: str, dtype: DType) -> MachineCode:
+def _reduction(op: str, dtype: DType) -> MachineCode:
     writer = Writer(2, [Operand(dtype.name, dtype.itemsize), Operand(dtype.name, 0)])
     with writer.rows() as places:
         row = Row(writer, places, compute_kind(dtype.name))
-        writer.write_one(1, places[1], row.extreme(row.source(0), which))
+        writer.write_one(1, places[1], _NUMBERS[op](row))
+    return MachineCode(writer.end())
+
+
+# --- running sums ---------------------------------------------------------------------------------------------------
+
+
+def fits_running(step: Step) -> bool:
+    """Whether ``cumsum`` is compiled: along a last axis whose elements lie side by side."""
+    x, out = step.srcs[0], step.out
+    if step.attrs["axis"] % len(x.shape) != len(x.shape) - 1 or x.shape[-1] < SHORTEST_ROW:
+        return False
+    return all(takes(arg, wide=True) and arg.strides[-1] == arg.dtype.itemsize for arg in (x, out))
+
+
+def bind_running(stream: Stream, out: Arg, x: Arg) -> Call:
+    """The call for the operands of a step that fits."""
+    walk = walk_over(x.shape, [x.strides, out.strides], rows=True)
+    key = len(walk.lengths), walk.operands([x, out])
+    code = stream.artefact(("running sums", key), partial(_running, *key))
+    return bind_walk(stream, code, walk, [x, out], work=4, rows=True)
+
+
+def _running(axes: int, operands: Sequence[Operand]) -> MachineCode:
+    """The sums within vectors are added up in the type to compute in, those of all vectors before in f64."""
+    writer = Writer(axes, operands)
+    kind = compute_kind(operands[1].dtype)
+    with writer.rows() as rows:
+        before = writer.cell(writer.number(0.0, "f64"))
+
+        def element(i: Any, mask: Any, _: int) -> None:
+            sums = writer.running(writer.read(0, rows[0], i, mask))
+            total = before.get()
+            writer.write(1, rows[1], i, sums + total.to(kind), mask)
+            before.set(total + writer.splat(writer.last(sums), kind).to("f64"))
+
+        writer.elements(element)
     return MachineCode(writer.end())

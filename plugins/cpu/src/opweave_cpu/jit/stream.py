@@ -89,6 +89,20 @@ class CompilingStream(CpuStream):
 
         return bind_transpose(self, out, x)
 
+    def join(self, out: Arg, srcs: Sequence[Arg], axis: int) -> Sequence[Call] | None:
+        if not has_fma():
+            return None
+        from opweave_cpu.jit.copies import bind_joined
+
+        return bind_joined(self, out, srcs, axis)
+
+    def pick(self, out: Arg, table: Arg, ids: Arg) -> Call | None:
+        if not has_fma():
+            return None
+        from opweave_cpu.jit.copies import bind_picked
+
+        return bind_picked(self, out, table, ids)
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

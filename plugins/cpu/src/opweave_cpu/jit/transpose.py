@@ -11,6 +11,7 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.copies import KINDS
 from opweave_cpu.jit.vectors import LANES, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer
@@ -18,14 +19,12 @@ from opweave_cpu.jit.writer import Writer
 __all__ = ["bind_transpose"]
 
 _I64: Final = ir.IntType(64)
-_KINDS: Final = {2: "i16", 4: "i32", 8: "i64"}
-"""By bytes of an element: the integers as which elements are moved."""
 
 
 def bind_transpose(stream: Stream, out: Arg, x: Arg) -> Call | None:
     """The call that copies ``x`` to dense ``out`` of its type and shape, or ``None`` if ``x`` is not transposed."""
     item, last = x.dtype.itemsize, len(x.shape) - 1
-    kind = _KINDS.get(item)
+    kind = KINDS.get(item)
     inner = next((k for k in range(last) if x.strides[k] == item and x.shape[k] >= LANES), None)
     known = all(arg.buffer_type is None or arg.buffer_type.is_raw for arg in (x, out))
     if kind is None or x.dtype.is_quantized or inner is None or x.shape[last] < LANES or not (known and out.is_dense):

@@ -257,6 +257,10 @@ class Writer:
         """The first lane."""
         return self.code.extract_element(x.value, ir.IntType(32)(0))
 
+    def last(self, x: Vector) -> Any:
+        """The last lane."""
+        return self.code.extract_element(x.value, ir.IntType(32)(LANES - 1))
+
     def rounded(self, value: Vector, dtype: str) -> Vector:
         """A value as it would be read after it was written."""
         return self._widened(self._narrowed(value, dtype), dtype) if dtype in ("f16", "bf16") else value
@@ -310,6 +314,16 @@ class Writer:
     def total(self, x: Vector) -> Vector:
         """The sum of the lanes, pairwise, in all lanes."""
         return self._folded(x, lambda a, b: a + b)
+
+    def running(self, x: Vector) -> Vector:
+        """For each lane the sum of the lanes up to it, added up pairwise."""
+        code, distance, zeros = self.code, 1, x.number(0.0)
+        while distance < LANES:
+            lanes = [i - distance if i >= distance else LANES for i in range(LANES)]  # LANES: a zero
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes)
+            x = x + Vector(code, code.shuffle_vector(x.value, zeros.value, mask), x.kind)
+            distance *= 2
+        return x
 
     def largest(self, x: Vector) -> Vector:
         """The largest lane, NaN if there is one, in all lanes."""

@@ -15,6 +15,7 @@ from opweave.errors import BoundsError
 from opweave.graph.dtypes import DTYPES, DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED, needs_dense_output
+from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import (
     Array,
     compute_dtype,
@@ -56,6 +57,9 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg) -> Call:
     rows, picks = table.view, ids.view
     check = id_check(picks, table.shape[0], op)
     if rows.flags.c_contiguous:
+        pick = stream.pick(out, table, ids) if isinstance(stream, CpuStream) else None
+        if pick is not None:
+            return in_turn([check, pick])
         return partial(_take, check, rows.take, picks, _as_unsigned(picks), table.shape[0], out.view)
     # `take` would first make a dense copy of a table with gaps.
     target = out.view.reshape(ids.size, *table.shape[1:])

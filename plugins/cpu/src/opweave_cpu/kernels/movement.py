@@ -54,4 +54,7 @@ def _is_transposed(x: np.ndarray[Any, Any]) -> bool:
 
 @KERNELS("concat", dtypes=DTYPES.values())
 def concat(stream: Stream, op: str, out: Arg, *srcs: Arg, axis: int) -> Call:
+    compiled = stream.join(out, srcs, axis) if isinstance(stream, CpuStream) else None
+    if compiled is not None:
+        return in_turn(compiled)
     return partial(np.concatenate, [s.view for s in srcs], axis, out.view)

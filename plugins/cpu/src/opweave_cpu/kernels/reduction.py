@@ -159,6 +159,25 @@ def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in ranges])
 
 
+# --- rows, compiled -------------------------------------------------------------------------------------------------
+
+
+def _why_not_by_rows(step: Step) -> str | None:
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.rows import fits_reduction
+
+    return None if fits_reduction(step) else "it reduces the last axes of dense operands"
+
+
+@KERNELS("max", "min", "sum", "mean", dtypes=f"f32 f64 {HALVES}", when=_why_not_by_rows)
+def reduction_of_rows(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
+    from opweave_cpu.jit.rows import bind_reduction
+
+    return bind_reduction(stream, op, out, x)
+
+
 # --- sums -----------------------------------------------------------------------------------------------------------
 
 
@@ -325,22 +344,6 @@ def _add_squares(
 
 
 # --- extrema, products and counts -----------------------------------------------------------------------------------
-
-
-def _why_not_by_rows(step: Step) -> str | None:
-    reason = why_not()
-    if reason is not None:
-        return reason
-    from opweave_cpu.jit.rows import fits_extreme
-
-    return None if fits_extreme(step) else "it reduces the last axes of dense operands"
-
-
-@KERNELS("max", "min", dtypes=f"f32 f64 {HALVES}", when=_why_not_by_rows)
-def extremum_of_rows(stream: Stream, op: str, out: Arg, x: Arg, *, axes: tuple[int, ...]) -> Call:
-    from opweave_cpu.jit.rows import bind_extreme
-
-    return bind_extreme(stream, op, out, x)
 
 
 @KERNELS("max", "min", dtypes=PLAIN)

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
+from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN
 from opweave_cpu.tiles import (
     Array,
@@ -210,6 +211,22 @@ BLOCK: Final = 512
 
 SHORT_BLOCK: Final = 32
 """The same where a product makes the running sums of a block."""
+
+
+def _why_not_compiled(step: Step) -> str | None:
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.rows import fits_running
+
+    return None if fits_running(step) else "it adds up along a last axis whose elements lie side by side"
+
+
+@KERNELS("cumsum", dtypes=f"f32 f64 {HALVES}", when=_why_not_compiled)
+def running_sums(stream: Stream, op: str, out: Arg, x: Arg, *, axis: int) -> Call:
+    from opweave_cpu.jit.rows import bind_running
+
+    return bind_running(stream, out, x)
 
 
 @KERNELS("cumsum", dtypes=LONG)
