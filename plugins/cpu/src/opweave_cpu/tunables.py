@@ -18,8 +18,8 @@ from opweave.ops.samples import operand, weight
 
 __all__ = [
     "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
-    "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "SHARED_TILE", "SPREAD", "SPREAD_PASS", "SPREAD_WORK", "TILE",
-    "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
+    "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "SHARED_TILE", "SMALL_PRODUCT", "SPREAD", "SPREAD_PASS", "SPREAD_WORK",
+    "TILE", "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
 ]  # fmt: skip
 
 
@@ -129,9 +129,26 @@ the 16 rows of a tile are empty."""
 PAIR_ROWS: Final = Tunable("pair_rows", 4, (2, 4, 8, 16), _products((3, 6, 12), "bf16"))
 """Rows from which on products in bf16 transpose the weights, for the instruction that multiplies pairs."""
 
+SMALL_PRODUCT: Final = Tunable(
+    "small_product",
+    1 << 21,
+    _powers(15, 25, 2),
+    lambda: [build("matmul", operand(12, n, 64), operand(12, 64, n)) for n in (32, 64, 128, 256)],
+)
+"""Multiplications of one of several products up to which a compiled function computes them, each in one thread. BLAS
+shares larger ones among all threads."""
+
 TUNABLES: Final = (
     TILE, SHARED_TILE, SPREAD, SPREAD_PASS, SPREAD_WORK, ATTENTION_WORK, TURNED_ROWS, BLOCK_TILE, MANY_ROWS,
     COLUMN_TILE, BLAS_ROWS, BLAS_COLUMNS,
 )  # fmt: skip
-TUNABLES_OF_COMPILED: Final = (COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, TILE_ROWS, PAIR_ROWS)
+TUNABLES_OF_COMPILED: Final = (
+    COMPILED_WORK,
+    COMPILED_ROWS,
+    VECTOR_ROWS,
+    INTEGER_ROWS,
+    TILE_ROWS,
+    SMALL_PRODUCT,
+    PAIR_ROWS,
+)
 """The tunables of compiled functions, which exist with the extra ``jit``."""

@@ -103,6 +103,13 @@ class CompilingStream(CpuStream):
 
         return bind_picked(self, out, table, ids)
 
+    def multiply(self, out: Arg, a: Arg, b: Arg) -> Call | None:
+        if len(out.shape) < 3 or not has_fma():
+            return None
+        from opweave_cpu.jit.batched_products import bind_products
+
+        return bind_products(self, out, a, b)
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

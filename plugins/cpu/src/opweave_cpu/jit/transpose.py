@@ -54,7 +54,7 @@ def _compiled(kind: str, item: int, axes: int) -> MachineCode:
             value = writer.read(0, at(x, source, c, i), _I64(0), mask)
             writer.write(1, at(out, target, c, i), _I64(0), value, mask)
 
-    with writer.matrices() as (x, out):
+    with writer.blocks(2) as (x, out):
         with writer.loop(_I64(0), even, LANES) as c:
             with writer.loop(_I64(0), whole, LANES) as i:
                 tile = [writer.read(0, at(x, source, code.add(c, _I64(k)), i), _I64(0)).value for k in range(LANES)]

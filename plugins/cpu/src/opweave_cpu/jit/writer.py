@@ -170,13 +170,13 @@ class Writer:
     @contextmanager
     def rows(self) -> Iterator[list[Any]]:
         """Code for each row, so each index along all axes but the last; gives the addresses of the operands' rows."""
-        with self._axes(0, self.bases, 1) as bases:
+        with self.blocks(1) as bases:
             yield bases
 
     @contextmanager
-    def matrices(self) -> Iterator[list[Any]]:
-        """Code for each index along all axes but the last two; gives the addresses of the operands' matrices."""
-        with self._axes(0, self.bases, 2) as bases:
+    def blocks(self, inner: int) -> Iterator[list[Any]]:
+        """Code for each index along all axes but the last ``inner``; gives the addresses of the operands there."""
+        with self._axes(0, self.bases, inner) as bases:
             yield bases
 
     @contextmanager
@@ -199,14 +199,18 @@ class Writer:
         """``body(i, mask)`` for each vector of a row, ``vectors`` at a time; the mask is that of the lanes which exist,
         ``None`` if all do.
         """
+        self.over(self.length, body, vectors)
+
+    def over(self, length: Any, body: Any, vectors: int = 1) -> None:
+        """The same for a row of another length."""
         code, step = self.code, LANES * vectors
-        whole = code.and_(self.length, _I64(-step))
+        whole = code.and_(length, _I64(-step))
         with self.loop(_I64(0), whole, step) as i:
             for k in range(vectors):
                 body(code.add(i, _I64(k * LANES)), None, k)
-        with self.loop(whole, self.length, LANES) as i:
+        with self.loop(whole, length, LANES) as i:
             lanes = ir.Constant(vector_type("i64"), list(range(LANES)))
-            left = self.splat(code.sub(self.length, i), "i64")
+            left = self.splat(code.sub(length, i), "i64")
             body(i, code.icmp_signed("<", lanes, left.value), 0)
 
     # --- memory -----------------------------------------------------------------------------------------------------

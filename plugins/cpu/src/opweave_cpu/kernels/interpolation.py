@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,10 +15,61 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
-from opweave_cpu.kernels.table import KERNELS, PLAIN, needs_dense_output
-from opweave_cpu.tiles import Array, aligned, compute_dtype, window
+from opweave_cpu.jit.compiler import why_not
+from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, needs_dense_output
+from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, window
 from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
+
+if TYPE_CHECKING:
+    from opweave_cpu.jit.resampling import Taps
+
+
+# --- compiled -------------------------------------------------------------------------------------------------------
+
+
+def _taps(out: Arg, x: Arg, attrs: Mapping[str, Any]) -> tuple[list[Taps], DType]:
+    """The taps of each axis but the first two, and the type of their weights."""
+    from opweave_cpu.jit.resampling import tables
+
+    dtype, factors = compute_dtype(out.dtype), attrs["scale_factor"] or (0.0,) * (len(x.shape) - 2)
+    found = []
+    for length, size, factor in zip(x.shape[2:], out.shape[2:], factors, strict=True):
+        as_it_is = length == size and factor in (0.0, 1.0)
+        kind = "nearest" if as_it_is else tap_kind(attrs["mode"])
+        found.append(axis_taps(length, size, factor, kind, attrs["align_corners"]))
+    return tables(found, dtype.numpy), dtype
+
+
+def _why_not_compiled(step: Step) -> str | None:
+    if step.attrs["mode"] == "nearest":
+        return "it is of elements as they are"
+    reason = why_not() or needs_dense_output(step)
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.resampling import fits
+
+    return None if fits(step) else "it takes rows that lie side by side and fit the first-level cache"
+
+
+def _taps_workspace(step: Step) -> Arrays:
+    """The taps of all axes: each run writes them there."""
+    taps, dtype = _taps(step.out, step.srcs[0], step.attrs)
+    size = sum(own.places.size for own in taps)
+    return {"places": ("i32", (size,)), "weights": (dtype, (size,))}
+
+
+@KERNELS("interpolate", dtypes=f"f32 f64 {HALVES}", when=_why_not_compiled, workspace=_taps_workspace)
+def resample(stream: Stream, op: str, out: Arg, x: Arg, *, places: Arg, weights: Arg, **attrs: Any) -> Call:
+    from opweave_cpu.jit.resampling import bind_resampling
+
+    taps, _ = _taps(out, x, attrs)
+    values = [np.concatenate([own[i].reshape(-1) for own in taps]) for i in (0, 1)]
+    store = [partial(np.copyto, arg.view, value) for arg, value in zip((places, weights), values, strict=True)]
+    return in_turn([*store, bind_resampling(stream, out, x, taps, places, weights)])
+
+
+# --- by NumPy -------------------------------------------------------------------------------------------------------
 
 
 class _ResamplingTiling:
