@@ -178,7 +178,7 @@ def test_the_context_of_the_platform_is_made_without_it(device, monkeypatch):
 def test_of_threads_that_ask_at_the_same_time_one_tries(device, answers, monkeypatch):
     tried: list[Any] = []
 
-    def slowly(found: Any) -> Verdict:
+    def slowly(found: Any, trial: Any) -> Verdict:
         tried.append(found)
         time.sleep(0.2)
         return Verdict("", True)
@@ -197,7 +197,7 @@ from opweave_opencl.caching import BinaryCache
 from opweave_opencl.discovery import find_devices
 from opweave_opencl.probe import Verdict
 
-def slowly(device):
+def slowly(device, trial):
     with open(sys.argv[1] + "/tried", "a") as file:
         file.write("x")
     time.sleep(3)
@@ -217,7 +217,7 @@ def test_of_processes_that_ask_at_the_same_time_one_tries(tmp_path):
 
 def test_whoever_tries_for_too_long_is_not_waited_for(device, answers, monkeypatch):
     monkeypatch.setenv(TIMEOUT, "0.1")
-    monkeypatch.setattr(health, "probe", lambda device: Verdict("", True))
+    monkeypatch.setattr(health, "probe", lambda device, trial: Verdict("", True))
     with health._alone(answers.folder):
         assert why_unusable(device.cl_device, answers) is None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, Usage, flat_rows
+from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, Tunable, Usage, flat_rows
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
@@ -27,6 +27,7 @@ from opweave_opencl.program import Programs
 from opweave_opencl.properties import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.stream import OpenCLStream
+from opweave_opencl.subgroups import Subgroups
 from opweave_opencl.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class OpenCLDevice(Device):
         self.alignment = max(device.mem_base_addr_align // 8, 1)
         self.max_buffer_size = int(device.max_mem_alloc_size)
         self.tuning = Tuning.of(device)
+        self.subgroups = Subgroups(device)
         self.has_f64 = "cl_khr_fp64" in device.extensions.split()
         self.kernels = KERNELS if self.has_f64 else KERNELS.without_f64
         if not self.tuning.tiled:
@@ -140,7 +142,13 @@ class OpenCLDevice(Device):
             "max_buffer": d.max_mem_alloc_size,
             "unified_memory": self._unified,
             "partitions": d.partition_max_sub_devices,
+            "subgroups": self.subgroups.listed or False,
         }
+
+    @property
+    def tunables(self) -> Sequence[Tunable]:
+        """How results of work-items are combined, where work-items share a row and the device lists sub-groups."""
+        return (self.subgroups.tunable,) if self.tuning.row_group > 1 and self.subgroups.listed else ()
 
     @cached_property
     def host_buffer_type(self) -> BufferType:
@@ -227,6 +235,11 @@ class OpenCLDevice(Device):
         return f"exact: {whys[0]}" if whys and whys[0] else ""
 
     # --- work -------------------------------------------------------------------------------------------------------
+
+    def sharing(self) -> dict[str, str]:
+        """The macros of ``combining.cl``: how many work-items share a row, and how they combine their results."""
+        group = self.tuning.row_group
+        return {"GROUP": str(group), **(self.subgroups.macros() if group > 1 else {})}
 
     def _offload(self, step: Step) -> bool:
         return self._offloading.pays(step)

@@ -1,4 +1,4 @@
-"""Checks for ``opweave doctor``: the cache of built programs, and variables that choose drivers.
+"""Checks for ``opweave doctor``: the cache of built programs, variables that choose drivers, and sub-groups.
 
 Whether devices work is tried when they are found, and reported by the core.
 """
@@ -12,7 +12,9 @@ from opweave.contract import Device
 from opweave.registry import Diagnosis
 from opweave.tools.doctor import cache_diagnosis
 from opweave_opencl.caching import FOLDER, BinaryCache
+from opweave_opencl.device import OpenCLDevice
 from opweave_opencl.drivers import VENDORS
+from opweave_opencl.properties import remedy_for
 
 __all__ = ["diagnose"]
 
@@ -24,3 +26,9 @@ def diagnose(devices: Sequence[Device]) -> Iterator[Diagnosis]:
     if chosen:
         message = f"{VENDORS}={chosen} is in force: drivers are looked for only there"
         yield Diagnosis("variable", "ok" if devices else "slow", message, "" if devices else f"unset {VENDORS}")
+    for device in devices:
+        if isinstance(device, OpenCLDevice) and device.tuning.row_group > 1:
+            why, failing = device.subgroups.why_not(), device.subgroups.why_failing()
+            message = f"not used: {why}" if why else f"used ({device.subgroups.listed})"
+            remedy = remedy_for(device.cl_device) if failing else ""
+            yield Diagnosis(f"sub-groups of {device.name}", "slow" if failing else "ok", message, remedy)

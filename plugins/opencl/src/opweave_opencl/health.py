@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from opweave.host.processor import cpu_fields
 from opweave_opencl.caching import BinaryCache
-from opweave_opencl.probe import SECONDS, SOURCE, limit, probe
+from opweave_opencl.probe import DEVICE, SECONDS, SOURCE, Trial, limit, probe
 from opweave_opencl.program import source
 from opweave_opencl.properties import identity
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["RETRY", "SLOW", "processor", "why_unusable"]
+__all__ = ["RETRY", "SLOW", "processor", "why_failing", "why_unusable"]
 
 RETRY: Final = 3600.0
 """Seconds after which a device that did not work is tried again."""
@@ -33,29 +33,37 @@ _KNOWN: Final[dict[str, bytes]] = {}  # key -> answer, which this process read o
 
 
 def why_unusable(device: cl.Device, answers: BinaryCache | None = None) -> str | None:
-    """Why ``device`` cannot be used, with the driver's own words, or ``None``: it works.
+    """Why ``device`` cannot be used, with the driver's own words, or ``None``: it works. Otherwise as `why_failing`."""
+    return why_failing(device, DEVICE, (source(SOURCE),), answers)
+
+
+def why_failing(
+    device: cl.Device, trial: Trial, sources: Sequence[str], answers: BinaryCache | None = None
+) -> str | None:
+    """What comes of a trial, with the driver's own words, or ``None``: it works.
 
     That it works is remembered, and for an hour that it builds nothing, crashes, hangs or computes wrong results, if
     trying took longer than `SLOW`. Other failures may be temporary and are not remembered. Of processes and threads
     that ask at the same time, one tries the device and the others wait for its answer.
 
     Args:
+        sources: what is tried: other ones are tried anew.
         answers: where that is remembered; ``None``: in the user's cache folder.
     """
     answers = BinaryCache() if answers is None else answers
-    key = answers.key(("health 2", *identity(device), *processor(), source(SOURCE)))
+    key = answers.key(("health 3", *identity(device), *processor(), trial.function, *trial.arguments, *sources))
     known = _recall(key, answers)
     if known is None:
         with _alone(answers.folder):
             known = _recall(key, answers)  # another may have tried it meanwhile
             if known is None:
-                known = _try(device, key, answers)
+                known = _try(device, trial, key, answers)
     return known or None
 
 
-def _try(device: cl.Device, key: str, answers: BinaryCache) -> str:
+def _try(device: cl.Device, trial: Trial, key: str, answers: BinaryCache) -> str:
     start = time.perf_counter()
-    why, lasting = probe(device)
+    why, lasting = probe(device, trial)
     if lasting and (not why or time.perf_counter() - start >= SLOW):
         _KNOWN[key] = json.dumps({"why": why, "time": time.time()}).encode()
         answers.store(key, _KNOWN[key])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from signal import Signals
@@ -22,7 +23,7 @@ import numpy as np
 
 from opweave_opencl import pocl
 from opweave_opencl.kernel_objects import new_kernel
-from opweave_opencl.program import compiled, source
+from opweave_opencl.program import code, compiled, source
 from opweave_opencl.properties import identity
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-__all__ = ["SECONDS", "SOURCE", "TIMEOUT", "Verdict", "answer", "in_process", "limit", "probe"]
+__all__ = [
+    "DEVICE", "SECONDS", "SOURCE", "TIMEOUT", "Case", "Tell", "Trial", "Verdict", "answer", "in_process", "limit",
+    "probe", "tried",
+]  # fmt: skip
 
 SOURCE: Final = "probe.cl"
 
@@ -40,18 +44,48 @@ TIMEOUT: Final = "OPWEAVE_OPENCL_PROBE_TIMEOUT"
 SECONDS: Final = 120.0
 """The default of `TIMEOUT`. (``opweave devices`` gives up a process after 60 s, unless ``--timeout`` allows more.)"""
 
+Tell = Callable[[str], object]
+"""Called with what comes next, which may end the process."""
+
+
+class Trial(NamedTuple):
+    """What is tried, as another process can be told.
+
+    Attributes:
+        function: ``module:name`` of a function of a device and the arguments, which returns a `Verdict`. Its argument
+            ``tell`` is a `Tell`.
+    """
+
+    function: str
+    arguments: tuple[str, ...] = ()
+
+
+DEVICE: Final = Trial("opweave_opencl.probe:in_process")
+"""Whether a device works at all."""
+
+
+class Case(NamedTuple):
+    """A kernel that is tried: the arrays that it reads, its correct result, work-items of a group and number of groups
+    (0: a work-item computes 16 results)."""
+
+    given: tuple[Array, ...]
+    right: Array
+    group: int
+    groups: int = 0
+
+
 _X: Final = ((np.arange(1024) * 37 % 199 - 99) / 1.5).astype(np.float32)
 _N: Final = (np.arange(1024) * 53 % 601 - 300).astype(np.int32)
 _GROUP: Final = 16
 _WHOLE: Final = _X.astype(np.int32)
-_RIGHT: Final[Mapping[str, Any]] = {
-    "conversions": _N.astype(np.int8) + _WHOLE.astype(np.int8),
-    "comparisons": (_X > 0).astype(np.uint8),
-    "choices": np.where(_X < _N, _N, np.where(_N < -100, -_N, _WHOLE)).astype(np.int32),
-    "functions": (np.exp(_X / 8) / (1 + np.maximum(_X, 0))).astype(np.float16),
-    "sums": _X.reshape(-1, 16 * _GROUP).sum(1),
+_CASES: Final[Mapping[str, Case]] = {
+    "conversions": Case((_X, _N), _N.astype(np.int8) + _WHOLE.astype(np.int8), _GROUP),
+    "comparisons": Case((_X, _N), (_X > 0).astype(np.uint8), _GROUP),
+    "choices": Case((_X, _N), np.where(_X < _N, _N, np.where(_N < -100, -_N, _WHOLE)).astype(np.int32), _GROUP),
+    "functions": Case((_X, _N), (np.exp(_X / 8) / (1 + np.maximum(_X, 0))).astype(np.float16), _GROUP),
+    "sums": Case((_X, _N), _X.reshape(-1, 16 * _GROUP).sum(1), _GROUP, 1024 // (16 * _GROUP)),
 }
-"""The kernels of `SOURCE`, and their correct results."""
+"""The kernels of `SOURCE`."""
 
 
 class Verdict(NamedTuple):
@@ -69,12 +103,18 @@ class Verdict(NamedTuple):
 WORKS: Final = Verdict("", True)
 
 
-def probe(device: cl.Device) -> Verdict:
+def probe(device: cl.Device, trial: Trial = DEVICE) -> Verdict:
     """Try ``device``, in a process of its own if possible."""
     seconds = limit()
-    found = _in_child(device, seconds) if seconds and _can_start_python() else None
+    found = _in_child(device, seconds, trial) if seconds and _can_start_python() else None
     # The other process may have failed because of this one: some cards serve one process at a time.
-    return in_process(device) if found is None or (found.why and not found.lasting) else found
+    return _function(trial)(device, *trial.arguments) if found is None or (found.why and not found.lasting) else found
+
+
+def _function(trial: Trial) -> Callable[..., Verdict]:
+    module, _, name = trial.function.partition(":")
+    found: Callable[..., Verdict] = getattr(import_module(module), name)
+    return found
 
 
 def limit() -> float:
@@ -89,12 +129,14 @@ def limit() -> float:
 # --- in this process ------------------------------------------------------------------------------------------------
 
 
-def in_process(device: cl.Device, tell: Callable[[str], object] = lambda doing: None) -> Verdict:
-    """Try ``device`` in this process.
+def in_process(device: cl.Device, tell: Tell = lambda doing: None) -> Verdict:
+    """Try ``device`` in this process."""
+    return tried(device, source(SOURCE), _CASES, tell)
 
-    Args:
-        tell: called with what comes next, which may end the process.
-    """
+
+def tried(device: cl.Device, text: str, cases: Mapping[str, Case], tell: Tell, options: str = "") -> Verdict:
+    """Build a source with options of the compiler, run its kernels in this process, and compare what they write behind
+    what they read."""
     import pyopencl as cl
 
     failing = "it opens no context: "
@@ -104,11 +146,11 @@ def in_process(device: cl.Device, tell: Callable[[str], object] = lambda doing: 
         queue = cl.CommandQueue(context, device)
         failing = "it builds no kernel: "
         tell("building kernels")
-        program = compiled(context, device, source(SOURCE))
+        program = compiled(context, device, code(text), options)
         failing = "it runs no kernel: "
-        for name, right in _RIGHT.items():
+        for name, case in cases.items():
             tell(f"building or running the kernel {name!r}")
-            wrong = _compare(name, _run(context, queue, program, name, right), right)
+            wrong = _compare(name, _run(context, queue, program, name, case), case.right)
             if wrong:
                 return Verdict(wrong, True)
         tell("reading built kernels")
@@ -118,19 +160,19 @@ def in_process(device: cl.Device, tell: Callable[[str], object] = lambda doing: 
     return WORKS
 
 
-def _run(context: cl.Context, queue: cl.CommandQueue, program: cl.Program, name: str, right: Array) -> Array:
+def _run(context: cl.Context, queue: cl.CommandQueue, program: cl.Program, name: str, case: Case) -> Array:
     import pyopencl as cl
 
     flags = cl.mem_flags
     kernel = new_kernel(program, name)
-    result = np.zeros_like(right)
-    memory = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=array) for array in (_X, _N)]
+    result = np.zeros_like(case.right)
+    memory = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=array) for array in case.given]
     memory.append(cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=result))
     for index, buffer in enumerate(memory):
         kernel.set_arg(index, buffer)
     most = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, queue.device)
-    group = 1 << (min(_GROUP, most).bit_length() - 1)
-    items = group * right.size if name == "sums" else right.size // 16
+    group = 1 << (min(case.group, most).bit_length() - 1)
+    items = group * case.groups or result.size // 16
     cl.enqueue_nd_range_kernel(queue, kernel, (items,), (group,))
     cl.enqueue_copy(queue, result, memory[-1])
     queue.finish()
@@ -140,7 +182,7 @@ def _run(context: cl.Context, queue: cl.CommandQueue, program: cl.Program, name:
 def _compare(name: str, result: Array, right: Array) -> str:
     """What is wrong with a result, ``""``: nothing."""
     exact = right.dtype.kind in "iu"
-    good = result == right if exact else np.isclose(result, right, rtol=2e-3, atol=1e-3)
+    good = result == right if exact else np.isclose(result, right, rtol=2e-3, atol=1e-3, equal_nan=True)
     if good.all():
         return ""
     first = int(np.argmin(good))
@@ -183,14 +225,15 @@ def answer(asked: Mapping[str, Any], out: int) -> None:
 
     device = next((f.device for f in find_devices() if list(identity(f.device)) == asked["identity"]), None)
     if device is not None:
-        why, lasting = in_process(device, lambda doing: report(doing=doing))
-        report(why=why, lasting=lasting)
+        trial = Trial(asked["function"], tuple(asked["arguments"]))
+        verdict = _function(trial)(device, *trial.arguments, tell=lambda doing: report(doing=doing))
+        report(**verdict._asdict())
     os._exit(0)
 
 
-def _in_child(device: cl.Device, seconds: float) -> Verdict | None:
+def _in_child(device: cl.Device, seconds: float, trial: Trial) -> Verdict | None:
     """Try ``device`` in a process of its own; ``None``: it cannot be started, or does not find the device."""
-    asked = {"path": sys.path, "identity": identity(device), "matched": pocl.matched()}
+    asked = {"path": sys.path, "identity": identity(device), "matched": pocl.matched(), **trial._asdict()}
     hung = False
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         try:

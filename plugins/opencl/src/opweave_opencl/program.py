@@ -128,6 +128,8 @@ class Programs:
     def build(self, name: str, text: str, macros: Mapping[str, str] | None = None) -> cl.Program:
         """Build a source text, or load what was built of it before; ``name`` is the file that messages say it is.
 
+        A macro ``SUBGROUPS`` is an option for the compiler, too (``combining.cl``).
+
         Raises:
             KernelBuildError: the driver's compiler refuses it.
         """
@@ -135,7 +137,8 @@ class Programs:
 
         head = "".join(f"#define {macro} {value}\n" for macro, value in (macros or {}).items())
         whole = head + code(text)
-        key = self._binaries.key((*self._identity, self._options, whole))
+        options = f"{self._options} {(macros or {}).get('SUBGROUPS', '')}".strip()
+        key = self._binaries.key((*self._identity, options, whole))
         with _without_remarks():
             binary = self._binaries.load(key)
             if binary is not None:
@@ -149,20 +152,20 @@ class Programs:
                 except cl.Error:  # of a driver that changed under the same version
                     self._binaries.drop(key)
             try:
-                program = compiled(self._context, self._device, whole, self._options)
+                program = compiled(self._context, self._device, whole, options)
             except cl.Error as error:
-                raise self._explained(error, name, text, head) from error
+                raise self._explained(error, name, text, head, options) from error
             built = dict(zip(program.devices, program.binaries, strict=False)).get(self._device)
         if built:
             self._binaries.store(key, built)
         return program
 
-    def _explained(self, error: Exception, name: str, text: str, head: str) -> Exception:
+    def _explained(self, error: Exception, name: str, text: str, head: str, options: str) -> Exception:
         """The error of a build whose messages give files and lines: that of building the text as it was written."""
         import pyopencl as cl
 
         try:
-            compiled(self._context, self._device, head + expanded(name, text), self._options)
+            compiled(self._context, self._device, head + expanded(name, text), options)
         except cl.Error as located:
             error = located
         return build_error(self._name, name, text, error)

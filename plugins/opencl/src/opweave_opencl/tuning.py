@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Tuning"]
+__all__ = ["Tuning", "shared_group"]
 
 
 class Tuning(NamedTuple):
@@ -45,5 +45,10 @@ class Tuning(NamedTuple):
         if device.type & cl.device_type.CPU:
             # A core runs the work-items of a group one after another: wide vectors, and no sharing between items.
             return cls(16, min(64, limit), 16, 1, tiled=False, local=local, units=units)
-        group = min(64, 1 << (limit.bit_length() - 1))
+        group = shared_group(device)
         return cls(4, group, 1, group, tiled=limit >= 256, local=local, units=units)
+
+
+def shared_group(device: cl.Device) -> int:
+    """The work-items that share a row where they run at the same time: a power of two."""
+    return min(64, 1 << (device.max_work_group_size.bit_length() - 1))

@@ -17,7 +17,7 @@ typedef struct {
 
 ACCESSES
 COMBINED(A, largest, LARGER)
-SHARED(i64, first, FEWER)
+COMBINED_BY_GROUP(i64, first, FEWER)
 
 // Vectors whose largest element is found before its index is searched for.
 #define BLOCK 16

@@ -32,7 +32,7 @@ def argmax(stream: OpenCLStream, op: str, out: Arg, x: Arg, *, axis: int) -> Cal
     columns = vectors > 1 and abs(own[1][0]) < abs(strides[axis]) and x.shape[axis] < 1 << 31
     macros = {"COLUMNS": str(int(columns)), "A": x.dtype.name, "OUT": out.dtype.name, "START": smallest(x.dtype)}
     macros |= {"STRIP": str(most)}
-    macros |= {"VEC": str(tuning.vector), "GROUP": str(group), "ACCESSES": access(x.dtype, out.dtype)}
+    macros |= {"VEC": str(tuning.vector), "ACCESSES": access(x.dtype, out.dtype)} | stream.target.sharing()
     program = stream.target.programs.get("argmax", macros)
     if columns:
         return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), (out, x), words)

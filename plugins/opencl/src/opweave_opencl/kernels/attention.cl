@@ -5,7 +5,7 @@
 // Macros: T; MASK and SINK, types of these; DIRECT, whether elements of T are what is computed with; ROWS of a work-item or
 // group and KEYS of a block; SIZE of a key and WIDTH of a value; and
 //   ATTEND        one work-item does it all: for processors. SIZE and WIDTH are multiples of 16, filled up with zeros.
-//   ATTEND_GROUP  GROUP work-items share the work.
+//   ATTEND_GROUP  GROUP work-items share the work; macros of combining.cl.
 
 #include "slopes.cl"
 #include "types.cl"
@@ -175,7 +175,23 @@ __kernel UNVECTORIZED void attend(PARAMETERS)
 #endif
 
 #ifdef ATTEND_GROUP
+#include "combining.cl"
 #define SHARED(i, n) for (int i = me; i < (n); i += GROUP)
+
+// The softmax of a row is computed by a sub-group, or by one work-item.
+#ifdef SUBGROUPS
+#define EACH_ROW(r) for (int r = get_sub_group_id(); r < count; r += get_num_sub_groups())
+#define EACH_KEY(j) for (int j = get_sub_group_local_id(); j < KEYS; j += get_sub_group_size())
+#define LARGEST(v) sub_group_reduce_max(v)
+#define TOTAL(v) sub_group_reduce_add(v)
+#define IS_FIRST (get_sub_group_local_id() == 0)
+#else
+#define EACH_ROW(r) SHARED(r, count)
+#define EACH_KEY(j) for (int j = 0; j < KEYS; j++)
+#define LARGEST(v) (v)
+#define TOTAL(v) (v)
+#define IS_FIRST 1
+#endif
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void attend_group(PARAMETERS)
 {
@@ -228,16 +244,20 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void attend_group(PA
             scores[r][j] = score;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        SHARED(r, count)
+        EACH_ROW(r)
         {
             float best = top[r], sum = 0.0f;
-            for (int j = 0; j < KEYS; j++) best = fmax(best, scores[r][j]);
+            EACH_KEY(j) best = fmax(best, scores[r][j]);
+            best = LARGEST(best);
             // A row that has seen no key yet has no largest score to subtract.
             const float base = best == -INFINITY ? 0.0f : best;
-            for (int j = 0; j < KEYS; j++) sum += scores[r][j] = exp(scores[r][j] - base);
-            factor[r] = exp(top[r] - base);
-            total[r] = total[r] * factor[r] + sum;
-            top[r] = best;
+            EACH_KEY(j) sum += scores[r][j] = exp(scores[r][j] - base);
+            sum = TOTAL(sum);
+            if (IS_FIRST) {
+                factor[r] = exp(top[r] - base);
+                total[r] = total[r] * factor[r] + sum;
+                top[r] = best;
+            }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         SHARED(i, count * WIDTH)

@@ -70,8 +70,8 @@ def attention(
     else:
         kernel, group = "attend_group", tuning.row_group
         each, block = _shares(size, width, tuning)
-        macros |= {"ATTEND_GROUP": "1", "GROUP": str(group), "ROWS": str(each), "KEYS": str(block)}
-        macros |= {"SIZE": str(size), "WIDTH": str(width)}
+        macros |= {"ATTEND_GROUP": "1", "ROWS": str(each), "KEYS": str(block)}
+        macros |= {"SIZE": str(size), "WIDTH": str(width)} | stream.target.sharing()
     program = stream.target.programs.get("attention", macros)
     launch = (-(-rows // each) * group, groups, batch)
     return stream.launch(program, kernel, launch, (group, 1, 1), operands, words, (scale, max_bias, soft_cap))

@@ -146,11 +146,10 @@ def _weigh(
     macros = {
         "ADDED": operands[3].dtype.name, "SINK": operands[4].dtype.name, "OTHER": operands[3].dtype is not f32,
         "MASKED": mask is not None, "SINKING": sinks is not None, "CAUSAL": given["causal"],
-        "CAPPED": given["soft_cap"] != 0, "VEC": tuning.vector, "GROUP": tuning.row_group,
+        "CAPPED": given["soft_cap"] != 0, "VEC": tuning.vector,
     }  # fmt: skip
-    program = stream.target.programs.get(
-        "attention_gradient", {name: x if isinstance(x, str) else str(int(x)) for name, x in macros.items()}
-    )
+    texts = {name: x if isinstance(x, str) else str(int(x)) for name, x in macros.items()}
+    program = stream.target.programs.get("attention_gradient", texts | stream.target.sharing())
     size, numbers = (
         min(rows, tuning.most_groups) * tuning.row_group,
         [given[x] for x in ("scale", "max_bias", "soft_cap")],

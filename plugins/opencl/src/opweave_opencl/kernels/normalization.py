@@ -164,9 +164,8 @@ def _rows(
     group = tuning.row_group
     groups = min(rows, tuning.most_groups)
     whole = n % tuning.vector == 0 and all(own[-1] == 1 for own in strides)
-    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "GROUP": group}
+    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector}
     values |= {"WIDE": int(not dtype.is_half), "WHOLE": int(whole)}
-    program = stream.target.programs.get(
-        "normalization", {"T": dtype.name, **{name: str(value) for name, value in values.items()}}
-    )
+    texts = {"T": dtype.name, **{name: str(value) for name, value in values.items()}}
+    program = stream.target.programs.get("normalization", texts | stream.target.sharing())
     return stream.launch(program, kernel, (groups * group,), (group,), operands, words)

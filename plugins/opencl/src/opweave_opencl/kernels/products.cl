@@ -422,20 +422,8 @@ __kernel __attribute__((reqd_work_group_size(16, 16, 1))) void tile(PARAMETERS)
 #endif
 
 #ifdef STRIP
-// All work-items of the group get the sum; ``scratch`` holds GROUP numbers.
-static inline Sum group_sum(Sum value, __local Sum *scratch)
-{
-    const int me = get_local_id(0);
-    scratch[me] = value;
-    for (int half_ = GROUP / 2; half_ > 0; half_ /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me < half_) scratch[me] += scratch[me + half_];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    value = scratch[0];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    return value;
-}
+#include "combining.cl"
+COMBINED_BY_GROUP(T, sum, SUM)
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void strip(PARAMETERS)
 {
@@ -468,7 +456,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void strip(PARAMETER
             UNROLL for (int r = 0; r < 4; r++) sum[r] += LOAD(T, rows[r], k) * LOAD(T, b, k);
 #endif
         for (int r = 0; r < 4 && row + r < m; r++) {
-            const Sum total = group_sum(sum[r], scratch);
+            const Sum total = sum_group(sum[r], scratch);
             if (me == 0) STORE(T, total + BIAS_AT(row + r, column), out, OUT_ROW(row + r) + column * p.out_n);
         }
     }

@@ -151,7 +151,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
         if p.along_k and (p.m <= FEW_ROWS or _rows_each(p) <= FEW_ROWS // 2):
             group = (tuning.row_group, 1, 1)
             kernel, size = "strip", (p.n * tuning.row_group, 1, _batches(p))
-            macros |= {"STRIP": "1", "GROUP": str(tuning.row_group)}
+            macros |= {"STRIP": "1"} | stream.target.sharing()
         else:
             each = _tile(p, tuning)
             side = 16 * each

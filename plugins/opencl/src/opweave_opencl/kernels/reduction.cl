@@ -4,7 +4,7 @@
 //   columns  each work-item computes consecutive outputs, up to STRIP vectors of them
 //
 // Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the
-// types of the source, of what is combined, and of the output; COMBINE(a, b) and START, its neutral element; SCALED,
+// types of the source, of what is combined, and of the output; COMBINE, a macro of combining.cl, and START, its neutral element; SCALED,
 // whether results are multiplied by a number; what elements are mapped to before: CENTERED, the squares of their
 // distances from a number for each output; EQUAL, whether they equal those of a second source of type A.
 

@@ -24,9 +24,9 @@ F32: Final = as_dtype("f32")
 
 
 class Combination(NamedTuple):
-    """How two elements become one: a macro of ``groups.cl``, and the number that leaves the other one as it is."""
+    """How two elements become one: a macro of ``combining.cl``, and the number that leaves the other one as it is."""
 
-    formula: str
+    macro: str
     neutral: str
 
 
@@ -122,10 +122,10 @@ def smallest(dtype: DType) -> str:
 
 def _combination(op: str, dtype: DType) -> Combination:
     if op == "max":
-        return Combination("LARGER(a, b)", smallest(dtype))
+        return Combination("LARGER", smallest(dtype))
     if op == "min":
-        return Combination("SMALLER(a, b)", "INFINITY" if dtype.is_float else _LIMITS[dtype.name][1])
-    return Combination("PRODUCT(a, b)", "1") if op == "prod" else Combination("SUM(a, b)", "0")
+        return Combination("SMALLER", "INFINITY" if dtype.is_float else _LIMITS[dtype.name][1])
+    return Combination("PRODUCT", "1") if op == "prod" else Combination("SUM", "0")
 
 
 def _partials(step: Step) -> Arrays:
@@ -237,10 +237,11 @@ def _call(
     words += [parts, strip, as_word(scale or 0.0, acc)]
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
-        "COMBINE(a, b)": combination.formula, "START": combination.neutral, "SCALED": int(scale is not None),
+        "COMBINE": combination.macro, "START": combination.neutral, "SCALED": int(scale is not None),
         "CENTERED": int(center is not None), "EQUAL": int(equal is not None), "COLUMNS": int(walk.columns),
-        "VEC": tuning.vector, "GROUP": group, "STRIP": most,
+        "VEC": tuning.vector, "STRIP": most,
     }  # fmt: skip
+    macros |= stream.target.sharing()
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
     if walk.columns:
         return stream.launch(program, "columns", (-(-vectors // strip), rest), (group, 1), operands, words)
