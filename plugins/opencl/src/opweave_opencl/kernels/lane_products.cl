@@ -122,21 +122,28 @@ __kernel UNVECTORIZED void lanes(
                 // Columns past the end are computed from others and thrown away. The sums have to be variables.
 #ifdef GAP
 #define FROM(i) tile[c + i]
+#define FETCH_NEXT(i)
 #else
 #define FROM(i) (COLUMN(c + i) + k0)
+// The columns that come next are prefetched by lines of 16 floats: of 16 rows, and so short columns, processors by
+// themselves load each one only when it begins, and the product takes up to 1.6 times as long.
+#define FETCH_NEXT(i) __builtin_prefetch(w##i + line + COLUMNS * p.b_n, 0, 3);
 #endif
 #define START(i) \
     B_SPACE const float *w##i = FROM(i); \
     float16 s##i = 0.0f; \
     IF_PAIRED(float16 t##i = 0.0f;)
                 EACH_COLUMN(START)
-                for (int k = 0; k < depth; k++) {
-                    const float16 x_k = x[k];
-                    IF_PAIRED(const float16 y_k = y[k];)
+                for (int line = 0; line < depth; line += 16) {
+                    EACH_COLUMN(FETCH_NEXT)
+                    for (int k = line, end = min(line + 16, depth); k < end; k++) {
+                        const float16 x_k = x[k];
+                        IF_PAIRED(const float16 y_k = y[k];)
 #define ADD(i) \
     s##i += w##i[k] * x_k; \
     IF_PAIRED(t##i += w##i[k] * y_k;)
-                    EACH_COLUMN(ADD)
+                        EACH_COLUMN(ADD)
+                    }
                 }
 #define FINISH(i) \
     to[i] = k0 ? to[i] + s##i : s##i; \
