@@ -81,6 +81,26 @@ def test_partial_sums_in_half_types_are_rounded_once(cpus, dtype, bias):
         assert [node.dtype for node in why.nodes if node.op == "linear"] == ["f32"] * count
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_partial_sums_of_matrix_products_in_half_types_are_rounded_once(cpus, dtype, lead):
+    """Also where a partial sum is beyond the type's largest number."""
+    rng, made = np.random.default_rng(0), as_dtype(dtype).numpy
+    w = rng.standard_normal((*lead, 96, 5)).astype(made)
+    w[..., :48, 0], w[..., 48:, 0] = 3000, -3000
+    x = np.ones((*lead, 2, 96), made)
+    want = (x.astype(np.float64) @ w.astype(np.float64)).astype(made)
+
+    def build(weights):
+        return ow.matmul(ow.input("x_half_matrix", x.shape, dtype), weights["w"])
+
+    by = {"w": ow.Sharded(cpus[:2], axis=len(lead))}
+    got, _, why = both(cpus[:2], build, {"w": w}, by, {"x_half_matrix": x})
+    assert got.dtype == made
+    np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-2, atol=1e-2)
+    assert [node.dtype for node in why.nodes if node.op == "matmul"] == ["f32"] * 2
+
+
 def test_devices_without_products_of_mixed_types_round_partial_sums(cpus):
     devices = cpus[:2]
     w = ow.weights({"w": np.ones((4, 8), np.float16)}, device=ow.Sharded(devices, axis=1))["w"]

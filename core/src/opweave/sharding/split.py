@@ -14,7 +14,7 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
-from opweave.ops.matmul import LINEAR
+from opweave.ops.matmul import LINEAR, MATMUL
 from opweave.ops.selection import where
 from opweave.sharding.values import NO_LINKS, Links, Spread, Values, cast_on, wide_type
 from opweave.sharding.ways import SUM, Way, ways
@@ -258,7 +258,8 @@ class _Splitter:
                 make = partial(_selecting, tensor, tuple(srcs), cuts[i], cuts[i + 1])
             parts.append(values.on(device, tensor, make, srcs))
             if adds and wide is not tensor.dtype is srcs[0].dtype:  # each part is a sum that would be rounded
-                make = partial(_in_type, tensor, (srcs[0],), wide, device, srcs[1:])
+                cast = len(srcs) if op is MATMUL else 1  # a matrix product has operands of one type
+                make = partial(_in_type, tensor, tuple(srcs[:cast]), wide, device, srcs[cast:])
                 widened.append(values.on(device, tensor, make, srcs))
         if widened and all(map(values.links.runs, devices, widened)):
             parts = widened
