@@ -21,6 +21,7 @@ from benchmarks.order_verifier import races
 from opweave.contract import Step
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
+from opweave.leaf_memory import withdraw
 from tests.support.devices import Plain, Separate, reference_kernel
 
 CASES = int(os.environ.get("OPWEAVE_RANDOM_CASES", "120"))
@@ -159,6 +160,39 @@ def test_programs_that_take_over_calls_compute_and_weigh_the_same(block):
             assert a == b, f"seed {seed}, {build} of {builds}"
         shared += sharing
     assert shared > len(cases), "many builds are to share calls for the test to mean something"
+
+
+def memory_of(program: ow.Program, leaf: ow.Tensor) -> tuple[object, int]:
+    """The buffer in which a program reads a leaf, and where in it."""
+    bindings = program._state.lists[0].bindings
+    storage = next(s for s, (tensor, _) in program.partition.owners.items() if tensor is leaf)
+    return bindings.buffers[storage], bindings.offsets[storage]
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_leaves_lie_where_they_lay_unless_their_memory_was_given_up(placed: bool) -> None:
+    device, number = Separate("former-leaves"), next(NAMES)
+    values = np.arange(12, dtype=F).reshape(3, 4)
+    w = ow.weights({f"w{number}": values}, device=device if placed else None)[f"w{number}"]
+    cache = ow.state(f"former-leaves-{number}", (8, 3), fill=2)
+
+    def check(scheduler: ow.Scheduler, rows: int) -> ow.Program:
+        x = ow.input(f"former-leaves-x{number}", (rows, 4))
+        program = scheduler.build(ow.linear(x, w) + cache[:rows])
+        fed = np.full((rows, 4), rows, F)
+        np.testing.assert_array_equal(program.run({x: fed}), fed @ values.T + 2)
+        return program
+
+    with ow.Scheduler([device, HostDevice()]) as scheduler:
+        first, second = check(scheduler, 3), check(scheduler, 5)
+        for leaf in (w, cache):
+            assert memory_of(second, leaf) == memory_of(first, leaf)
+        withdraw(cache, device)
+        if placed:
+            withdraw(w, device)
+        third = check(scheduler, 4)
+        assert memory_of(third, cache) != memory_of(second, cache)
+        assert (memory_of(third, w) == memory_of(second, w)) is not placed
 
 
 # --- on devices that ship ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.allocate import MemoryPlan
     from opweave.scheduler.arena import Arena, Lease
+    from opweave.scheduler.former import Former
     from opweave.scheduler.splits import Partition, StorageView
     from opweave.scheduler.target import Target
 
@@ -46,13 +47,20 @@ class Bindings(NamedTuple):
 
 
 def bind(
-    partition: Partition, plan: MemoryPlan, arenas: Sequence[Arena], host: Device, *, tight: bool = False
+    partition: Partition,
+    plan: MemoryPlan,
+    arenas: Sequence[Arena],
+    host: Device,
+    former: Former | None = None,
+    *,
+    tight: bool = False,
 ) -> tuple[list[Bindings], list[Lease]]:
     """Take the memory that a plan asks for.
 
     Args:
         arenas: of every target; the plan was made for their present capacities.
         host: the device whose memory holds read-only leaves that no other device holds.
+        former: a current program that is alike: where it reads the same leaves, these lie as they lie in it.
         tight: as the plan was made.
 
     Returns:
@@ -75,19 +83,25 @@ def bind(
             leases.append(arena.take(wanted, tight=tight))
             chunks.append(leases[-1].chunks)
         handles: dict[int, Any] = {}
+        known = None if former is None else former.leaves_of(partition)
         offsets = list(plan.offsets)
         buffers = [
             chunks[arena][chunk] if chunk >= 0 else None
             for arena, chunk in zip(partition.arenas, plan.chunks, strict=True)
         ]
-        _bind_leaves(partition, host, buffers, offsets, handles)
+        if known is None:
+            _bind_leaves(partition, host, buffers, offsets, handles)
+        else:
+            handles.update(known.handles)
+            for storage in partition.owners:
+                buffers[storage], offsets[storage] = known.buffers[storage], known.offsets[storage]
     except BaseException:
         for lease in leases:
             lease.release()
         raise
     scratch = {
-        key: Arg(chunks[space.target][space.chunk], space.offset, u8, (space.size,), (1,))
-        for key, space in plan.workspaces.items()
+        key: Arg(chunks[target][chunk], offset, u8, (size,), (1,))
+        for key, (target, chunk, offset, size) in plan.workspaces.items()
     }
     result = []
     for slot in plan.slots:

@@ -23,6 +23,7 @@ from opweave.scheduler.assign import assign
 from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.executor import Executor
+from opweave.scheduler.former import Former
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
@@ -145,9 +146,9 @@ class Builder:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``similar``
         programs of this scheduler may have calls that can be used again."""
         groups = fuse(parts)
-        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots)
-        executor = self.executor
         former = next((known._former for known in similar if known._former.is_alike(parts)), None)
+        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots, former)
+        executor = self.executor
         lists = lower(
             parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, former=former
         )
@@ -174,7 +175,7 @@ class Builder:
             return self.compile(planned, form, pins, show)
 
     def _take_memory(
-        self, parts: Partition, groups: Groups, slots: int
+        self, parts: Partition, groups: Groups, slots: int, former: Former | None
     ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
         """Memory for as many slots as are wanted, or for one where there is too little."""
         tight = False
@@ -182,7 +183,7 @@ class Builder:
             capacities = [arena.capacities() for arena in self.arenas]
             plan = allocate(parts, groups, capacities, slots, tight=tight)
             try:
-                return plan, *bind(parts, plan, self.arenas, self.host, tight=tight)
+                return plan, *bind(parts, plan, self.arenas, self.host, former, tight=tight)
             except AllocationError as error:
                 if not tight and any(capacities):
                     tight = True

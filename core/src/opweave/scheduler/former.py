@@ -40,6 +40,18 @@ class Former(NamedTuple):
         steps = [(split.target, len(split.items)) for split in known.splits]
         return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
 
+    def leaves_of(self, partition: Partition) -> Bindings | None:
+        """Its bindings, if ``partition`` has the same leaves by the same storage ids, read in the same memory: as long
+        as a program is current, its leaves have not moved."""
+        known = self.partition
+        same = (
+            known.owners == partition.owners
+            and known.unpacked == partition.unpacked
+            and known.repacked == partition.repacked
+            and known.placed == partition.placed
+        )
+        return self.lists[0].bindings if same else None
+
     def at(self, slot: int, bindings: Bindings) -> Known | None:
         """What a slot of it holds; ``None`` if it has no such slot, or was closed."""
         before = self.lists[slot].bindings if slot < len(self.lists) else None
