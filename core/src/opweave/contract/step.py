@@ -82,9 +82,10 @@ class Arg:
         buffer = self.buffer
         if buffer is None or buffer._freed:
             raise LifetimeError(f"{self!r} has no memory {'yet' if buffer is None else 'any more'}")
-        if buffer.address is None:
+        address = buffer.address
+        if address is None:
             raise LifetimeError(f"{self!r} has no address: its memory is opaque; use .mem and .offset")
-        return buffer.address + self.offset
+        return address + self.offset
 
     @property
     def view(self) -> np.ndarray[Any, Any]:

@@ -65,23 +65,23 @@ class Copies:
         self._strong[key] = location
 
     def __getitem__(self, key: Any) -> Location:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def get(self, key: Any) -> Location | None:
+        """As ``[key]``; ``None`` for an entry that is not there."""
         location = self._strong.pop(key, None)
         if location is not None:
             buffer, offset, handle = location
             self._weak[key] = (ref(buffer, partial(self._gone, key)), offset, handle)
             return location
+        if key not in self._weak:
+            return None
         known, offset, handle = self._weak[key]
         taken = known()
-        if taken is None:
-            raise KeyError(key)
-        return Location(taken, offset, handle)
-
-    def get(self, key: Any) -> Location | None:
-        """As ``[key]``; ``None`` for an entry that is not there."""
-        try:
-            return self[key]
-        except KeyError:
-            return None
+        return None if taken is None else Location(taken, offset, handle)
 
     def _gone(self, key: Any, known: ref[Buffer]) -> None:
         """Called when the buffer of an entry was freed: removes the entry, and with it the handle."""

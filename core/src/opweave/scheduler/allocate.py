@@ -102,6 +102,7 @@ def allocate(
     wanted = _workspaces(partition, groups, live.times)
     result = MemoryPlan([], [-1] * n, [0] * n, [{} for _ in range(n_slots)], {}, {})
     sizes, births, chunk_of, offset_of = partition.sizes, live.birth, result.chunks, result.offsets
+    new = tuple.__new__  # takes half the time of calling the class
     for target, storages in zip(targets, members, strict=True):
         scratch = wanted.get(target.index, [])
         if not storages and not scratch:
@@ -110,9 +111,9 @@ def allocate(
         # What several queues touch shares its memory with nothing, in every slot.
         apart = [s for s in storages if s in shared] if shared else []
         storages = [s for s in storages if s not in shared] if shared else storages
-        blocks = [tuple.__new__(Block, (sizes[s], births[s], last[s])) for s in storages]
+        blocks = [new(Block, (sizes[s], births[s], last[s])) for s in storages]
         blocks += [Block(sizes[s], 0, END) for s in apart] * n_slots
-        blocks += [Block(size, moment, moment) for _, size, moment in scratch]
+        blocks += [new(Block, (size, moment, moment)) for _, size, moment in scratch]
         kind = target.buffer_type
         plan = plan_chunks(blocks, kind.alignment, capacities[target.index], kind.max_size, tight=tight)
         result.arenas.append(plan)
@@ -125,7 +126,7 @@ def allocate(
         for slot in result.slots:
             slot.update(zip(apart, where, strict=False))
         for (key, size, _), (chunk, offset) in zip(scratch, where, strict=True):
-            result.workspaces[key] = Scratch(target.index, chunk, offset, size)
+            result.workspaces[key] = new(Scratch, (target.index, chunk, offset, size))
     for storage, owner in enumerate(live.alias):
         if owner != storage:
             chunk_of[storage], offset_of[storage] = chunk_of[owner], offset_of[owner]
@@ -209,8 +210,8 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
         moment += 1
         times.append(moment)
         for copy in split.copies:
-            for read in copy.reads:
-                death[read] = moment
+            for view in copy.sources:
+                death[view.storage] = moment
             for view in copy.writes:
                 dst = view.storage
                 if birth[dst] < 0:

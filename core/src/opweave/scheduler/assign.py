@@ -18,7 +18,6 @@ only it reads.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +30,7 @@ from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.target import Target
 
 if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
     from opweave.contract.space import MemorySpace
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Leaf, Location, Placement
@@ -164,11 +164,15 @@ class _Assigning:
     @cached_property
     def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
         """The nodes that read each value or a view of it, in order, once for each time that they read it."""
-        readers: defaultdict[Tensor, list[Tensor]] = defaultdict(list)
+        readers: dict[Tensor, list[Tensor]] = {}
         for node in self.nodes:
             for source in node.srcs:
-                readers[source if source.base is None else source.base].append(node)
-        return dict(readers)
+                root = source if source.base is None else source.base
+                if root in readers:
+                    readers[root].append(node)
+                else:
+                    readers[root] = [node]
+        return readers
 
     # --- decided beforehand -----------------------------------------------------------------------------------------
 
@@ -232,8 +236,10 @@ class _Assigning:
         nodes = [node for node in self.nodes if node not in target_of] if target_of else self.nodes
         if len(self.targets) == 1:
             only = self.targets[0]
-            known = {signature: only.support(signature) for signature in set(map(able.signature, nodes))}
-            if any(support.reason is not None for support in known.values()):
+            asked = {node.signature for node in nodes}
+            if able.special:
+                asked = set(map(able.signature, nodes))
+            if any(only.support(signature).reason is not None for signature in asked if signature is not None):
                 refused = next(node for node in nodes if not able.supports(only, node))
                 raise able.refusal(refused, f"no device runs {refused.describe()}")
             target_of.update(dict.fromkeys(nodes, 0))
@@ -345,6 +351,7 @@ class _Assigning:
         device; other leaves are on the device of a reader, or of the node that writes them."""
         target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
         readers = self.readers if last else {}  # with one device there is nothing to choose
+        homes: dict[Buffer, int | None] = {}
         written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
         for tensor in self.leaves:
             leaf = tensor.leaf
@@ -353,7 +360,10 @@ class _Assigning:
                 target_of[tensor], causes[tensor] = self.leaf_pins[tensor], "pinned"
                 continue
             if leaf.placement is not None:
-                home = target_at(self.targets, leaf.placement)
+                buffer = leaf.placement.buffer
+                if buffer not in homes:
+                    homes[buffer] = target_at(self.targets, leaf.placement)
+                home = homes[buffer]
                 if home is not None:
                     target_of[tensor] = home
                 causes[tensor] = "storage"

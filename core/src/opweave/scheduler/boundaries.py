@@ -57,15 +57,26 @@ class Boundaries:
         """
         region: dict[Tensor, set[int]] = {}
         if not all(map(all, self.reach)):
-            for start in self.crossing():
-                if start not in self.seen and self._ties(start, now := self._crosses(start)) < now:
+            for start, now in self.crossing().items():
+                if start not in self.seen and self._ties(start, now) < now:
                     region.update(self.group(start))
         return _Region(region, self).solved(self.nodes) if region else {}
 
-    def crossing(self) -> dict[Tensor, None]:
-        """The movable nodes at either end of something that crosses between memories."""
-        found: dict[Tensor, None] = {}
-        target, movable, decided = self.target_of.get, self.movable, self.decided
+    def crossing(self) -> dict[Tensor, int]:
+        """The movable nodes at either end of something that crosses between memories, with the bytes that cross on the
+        way to each and from it."""
+        found: dict[Tensor, int] = {}
+        target, movable, decided, brought = self.target_of.get, self.movable, self.decided, self.brought
+
+        def count(end: Tensor, size: int) -> None:
+            if end in found:
+                found[end] += size
+            elif movable(end):
+                found[end] = size
+                if end in decided:  # what it reads of leaves has not been counted
+                    at = self.target_of[end]
+                    found[end] += sum([self.leaf_bytes(s, end, at) for s in end.srcs if target(s.root) is None])
+
         for node in self.nodes:
             at = target(node)
             if at is None:
@@ -77,17 +88,12 @@ class Boundaries:
                     continue
                 if there is not None:
                     if not self.reach[at][there]:
-                        self.brought.add(root)
-                        for end in (node, root):
-                            if end not in found and movable(end):
-                                found[end] = None
-                elif (
-                    root.leaf is not None
-                    and node not in decided
-                    and self.leaf_bytes(source, node, at)
-                    and movable(node)
-                ):
-                    found[node] = None
+                        count(node, source.nbytes)
+                        if root not in brought:
+                            brought.add(root)
+                            count(root, root.nbytes)
+                elif root.leaf is not None and node not in decided and (size := self.leaf_bytes(source, node, at)):
+                    count(node, size)
         return found
 
     def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:

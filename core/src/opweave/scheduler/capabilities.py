@@ -79,7 +79,11 @@ class Capabilities:
 
     def supports(self, target: Target, node: Tensor) -> bool:
         """Whether a device runs ``node``."""
-        return self.support(target, node).reason is None
+        # As `support` finds it, without a second call: growing asks this of most nodes, in every sweep.
+        signature = self.special.get(node, node.signature) if self.special else node.signature
+        assert signature is not None
+        known: Support | None = signature.support.get(target.device)
+        return (target.support(signature) if known is None else known).reason is None
 
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, as the target's device would get it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.step import Arg, Single, Step
@@ -115,36 +116,38 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
     if type(stream)._single is Stream._single:
         add(range(len(items)))
         return groups
-    run: list[int] = []
-    singles = [_single(item, stream, asked) for item in items]
-    for i, single in enumerate([*singles, _LAST]):
-        if single is None or single.fuses:
-            run.append(i)
-            continue
-        alone = singles[run[0]] if len(run) == 1 else None
-        if alone is not None:
-            groups.append(new(FusedGroup, ((run[0],), alone.workspace, alone.kernel)))
+    run: list[int] = []  # steps in a row that may share groups
+    first: Single | None = None  # of the first of them
+
+    def end() -> None:
+        if len(run) == 1 and first is not None:
+            groups.append(new(FusedGroup, ((run[0],), first.workspace, first.kernel)))
         elif run:
             add(run)
-        run = []
-        if i < len(items):
-            groups.append(new(FusedGroup, ((i,), single.workspace, single.kernel)))
+        run.clear()
+
+    kind = type(stream)
+    for i, item in enumerate(items):
+        _, _, out, srcs, support = item
+        single: Single | None = None
+        if support.choice is not None:
+            # What the stream says of a step by itself, asked once for its kind and layout.
+            kept, layout = support.choice.kept, (kind, out[4], *map(_STRIDES, srcs))
+            single = kept.get(layout)
+            if single is None:
+                single = kept[layout] = stream._single(_step(item, asked.unbound))
+        if single is None or single.fuses:
+            first = first if run else single
+            run.append(i)
+            continue
+        if run:
+            end()
+        groups.append(new(FusedGroup, ((i,), single.workspace, single.kernel)))
+    end()
     return groups
 
 
-_LAST: Final = Single(None, 0, False)  # behind the last step: ends the run of steps before it
-
-
-def _single(item: PlannedStep, stream: Stream, asked: _Asked) -> Single | None:
-    """What the stream says of a step by itself, asked once for its kind and layout."""
-    _, _, out, srcs, support = item
-    if support.choice is None:
-        return None
-    kept, layout = support.choice.kept, (type(stream), out[4], *[source[4] for source in srcs])
-    known: Single | None = kept.get(layout)
-    if known is None:
-        known = kept[layout] = stream._single(_step(item, asked.unbound))
-    return known
+_STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
 
 def _step(item: PlannedStep, unbound: Callable[[StorageView], Arg], live: bool = True) -> Step:

@@ -232,9 +232,7 @@ class _Lowering:
         if split.items:
             plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
             self.result.plans.append(plan)
-            fused = self.groups.of_split[split.index]
-            items = None if fused is None else tuple([group.items for group in fused])
-            action = Action("plan", target, split, items=items, plan=plan)
+            action = Action("plan", target, split, groups=self.groups.of_split[split.index], plan=plan)
             self.entries.append(_Entry(self._queue(target), plan.run, action))
         for copy in split.write_backs:
             self._add_copy(copy, split, self._target_of(copy.dst.storage, target))
@@ -419,9 +417,11 @@ def _compile(
 
 def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set[Buffer]:
     """The buffers of leaves that a split uses, which their owner may free while the program lives."""
-    leaves: Collection[int] = partition.owners
+    leaves: Collection[int] = partition.owners.keys()
     if len(partition.splits) > 1:
-        leaves = {s[0] for item in split.items for s in (item[2], *item[3]) if partition.arenas[s[0]] < 0}
+        arenas, items = partition.arenas, split.items
+        leaves = {view[0] for item in items for view in item[3] if arenas[view[0]] < 0}
+        leaves |= {item[2][0] for item in items if arenas[item[2][0]] < 0}
     return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 

@@ -100,7 +100,7 @@ class _Partitioner:
         split: _OpenSplit | None = None
         items: list[PlannedStep] = []
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
-        prepared = self.prepared
+        prepared, placed, fetched = self.prepared, self.placed, self.fetched
         exchanged, absorbed = self.exchanges
         for node in self.graph.nodes:
             if node.base is not None or 0 in node.shape:
@@ -123,7 +123,7 @@ class _Partitioner:
                 split = self._share(node, exchange, target, split if at == current else None)
                 items, current = split.items, at
                 continue
-            if at != current or split is None or (items and node in self.fetched):
+            if at != current or split is None or (fetched and items and node in fetched):
                 split = self._open(target)
                 items = split.items
                 current = at
@@ -169,8 +169,8 @@ class _Partitioner:
                 if split.write_backs:
                     current = -1
                 continue
-            if self.placed and node in self.placed:
-                self._place(node, target, split, support, tuple(operands), self.placed[node].buffer)
+            if placed and node in placed:
+                self._place(node, target, split, support, tuple(operands), placed[node].buffer)
                 continue
             index = len(sizes)
             sizes.append(support.nbytes)

@@ -38,7 +38,10 @@ class PlacedMemory:
         self.weights: Final[dict[Tensor, list[Tensor]]] = {}
         self._buffers: Final = {leaf: buffer for leaf in leaves if (buffer := _weight_buffer(leaf)) is not None}
         # placed weight -> the nodes that read it
-        self._readers: Final = {weight: list(dict.fromkeys(readers.get(weight, ()))) for weight in self._buffers}
+        self._readers: Final[dict[Tensor, Sequence[Tensor]]] = {}
+        for weight in self._buffers:
+            nodes = readers.get(weight, ())
+            self._readers[weight] = nodes if len(nodes) < 2 else list(dict.fromkeys(nodes))
         self._small: Final[dict[Tensor, bool]] = {}
         self._near: Final[dict[object, list[Target]]] = {}
         self._by_signature: Final[dict[tuple[Signature, Buffer], tuple[int, str] | None]] = {}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from opweave.contract.worker import WorkerStream
     from opweave.graph.leaf import Leaf
     from opweave.scheduler.bind import Bindings
+    from opweave.scheduler.fuse import FusedGroup
     from opweave.scheduler.own_work import OwnWork
     from opweave.scheduler.splits import Copy, Split
     from opweave.scheduler.target import Target
@@ -159,7 +160,7 @@ class Action(NamedTuple):
         target: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
-        items: of plans, the items of each fused group; ``None``: each item is a group.
+        groups: of plans, the fused groups; ``None``: each item is a group.
         plan: the plan.
         tensor: of feeds, the input.
     """
@@ -168,9 +169,14 @@ class Action(NamedTuple):
     target: Target
     split: Split | None
     copy: Copy | None = None
-    items: tuple[tuple[int, ...], ...] | None = None
+    groups: Sequence[FusedGroup] | None = None
     plan: Plan | None = None
     tensor: Tensor | None = None
+
+    @property
+    def items(self) -> list[tuple[int, ...]] | None:
+        """Of plans, the items of each fused group; ``None``: each item is a group."""
+        return None if self.groups is None else [group.items for group in self.groups]
 
 
 class CallList:

@@ -53,7 +53,8 @@ class StorageView(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, storage: int) -> StorageView:
         """What a tensor shows of the storage in which its root lies."""
-        return cls(storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides)
+        # Half the time of `cls(...)`, and made for every leaf of every program.
+        return tuple.__new__(cls, (storage, tensor.offset, tensor.dtype, tensor.shape, tensor.strides))
 
     @classmethod
     def dense(cls, storage: int, dtype: DType, shape: Shape) -> StorageView:

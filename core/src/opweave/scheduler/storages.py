@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
+from opweave.graph.layout import nbytes
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import new_leaf
 from opweave.scheduler.splits import StorageView
@@ -61,7 +62,10 @@ class Storages:
 
     def own(self, tensor: Tensor, space: MemorySpace) -> int:
         """A new storage with memory of its own in ``space``."""
-        index = self.temporary(tensor, tensor.nbytes, -1)
+        index = len(self.sizes)
+        self.sizes.append(nbytes(tensor.shape, tensor.dtype))
+        self.arenas.append(-1)
+        self.names.append(tensor)
         self.owners[index] = (tensor, space)
         return index
 
@@ -77,9 +81,11 @@ class Storages:
 
     def shown(self, tensor: Tensor, target: Target) -> StorageView:
         """What a tensor shows where its root lies, for a reader on ``target``."""
-        storage = self.home_of(tensor.root, target)
         whole = self.home.get(tensor)
-        return whole if whole is not None and whole.storage == storage else StorageView.of(tensor, storage)
+        if whole is None:
+            storage = self.home_of(tensor.root, target)
+            whole = self.home.get(tensor) or StorageView.of(tensor, storage)
+        return whole
 
     def settle(self, root: Tensor, storage: int) -> int:
         self.home[root] = StorageView.of(root, storage)
