@@ -70,6 +70,8 @@ def dot(code: Any, total: Any, integers: Any, x: Any, *, signed: bool) -> Any:
     """
     if has_dot() and not signed and "avx512vnni" in target().features:
         return _dot_at_once(code, total, integers, x)
+    if not has_dot() and "avx512bw" in target().features:
+        return code.add(total, _dot_by_pairs(code, integers, x, signed=signed))
     operands = [[_half(code, value, k) for value in (total, integers, x)] for k in (0, 1)]
     if has_dot() and not signed:
         halves = [_dot_at_once(code, *half) for half in operands]
@@ -90,15 +92,22 @@ def _half(code: Any, value: Any, k: int) -> Any:
 
 
 def _dot_by_pairs(code: Any, integers: Any, x: Any, *, signed: bool) -> Any:
-    """Products of 32 bytes by AVX2. The sum of two products, at most 2 · 128 · 127, fits 16 bits."""
-    some, pairs = _of(_I8, 32), _of(_I16, 16)
+    """Products of 32 bytes by AVX2, or of 64 by AVX-512. The sum of two, at most 2 · 128 · 127, fits 16 bits."""
+    some, n = integers.type, integers.type.count
+    pairs, sums = _of(_I16, n // 2), _of(_I32, n // 4)
     if signed:  # one factor of the instruction is unsigned: |w| x sign(w)
-        x = code.call(declared(code, "llvm.x86.avx2.psign.b", some, [some] * 2), [x, integers])
         negative = code.icmp_signed("<", integers, ir.Constant(some, None))
+        if n == BYTES:
+            x = code.select(negative, code.neg(x), x)
+        else:
+            x = code.call(declared(code, "llvm.x86.avx2.psign.b", some, [some] * 2), [x, integers])
         integers = code.select(negative, code.neg(integers), integers)
-    twos = code.call(declared(code, "llvm.x86.avx2.pmadd.ub.sw", pairs, [some] * 2), [integers, x])
-    add = declared(code, "llvm.x86.avx2.pmadd.wd", _of(_I32, 8), [pairs] * 2)
-    return code.call(add, [twos, ir.Constant(pairs, [1] * 16)])
+    of_bytes, of_pairs = (
+        ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512") if n == BYTES else ("avx2.pmadd.ub.sw", "avx2.pmadd.wd")
+    )
+    twos = code.call(declared(code, f"llvm.x86.{of_bytes}", pairs, [some] * 2), [integers, x])
+    add = declared(code, f"llvm.x86.{of_pairs}", sums, [pairs] * 2)
+    return code.call(add, [twos, ir.Constant(pairs, [1] * (n // 2))])
 
 
 class Stretch:
