@@ -28,7 +28,7 @@ from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, sele
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tiles import in_turn
-from opweave_cpu.tunables import INTEGER_ROWS, TILE_ROWS
+from opweave_cpu.tunables import INTEGER_ROWS, PREFETCHED, TILE_ROWS
 
 __all__ = ["bind_integer_product", "padded_rows", "record_bytes"]
 
@@ -87,8 +87,8 @@ class _Product(NamedTuple):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """What kernels depend on beside the digits and the tail."""
-        return self.args[0].dtype.name, *[a.dtype.name for a in self.args[2:]]
+        """What kernels depend on beside the digits and the tail: types, and how far they prefetch."""
+        return self.args[0].dtype.name, *[a.dtype.name for a in self.args[2:]], str(PREFETCHED.value)
 
 
 def order_of(rows: int) -> Order:
@@ -226,7 +226,7 @@ def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DT
     """The kernel of `_bind_many`, which multiplies any number of rows."""
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
-    code, weights = writer.code, Row(writer, form, tail)
+    code, weights = writer.code, Row(writer, form, tail, LANES)
     sums = writer.array(vector_type("f32"), CHUNK)
     panel = writer.array(vector_type("i32"), BYTES)
     factors = writer.array(vector_type("f32"), LANES)

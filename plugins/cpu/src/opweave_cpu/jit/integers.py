@@ -15,12 +15,9 @@ from llvmlite import ir
 from opweave_cpu.jit.compiler import target
 from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, declared, load, store, vector_type
 from opweave_cpu.jit.writer import Writer
+from opweave_cpu.tunables import PREFETCHED
 
 __all__ = ["BYTES", "RUNS", "STRETCH", "Form", "Row", "dot", "form_of", "has_dot", "multiplies_bytes", "prefetch"]
-
-AHEAD: Final = 512
-"""Bytes by which rows of weights are prefetched. The processor does so too, but anew for each row and page: on a Zen 4
-a single row of ``x`` takes up to 8 % less time with this, 16 rows a sixth less; with 256 to 1024 bytes the same."""
 
 STRETCH: Final = 256
 """Weights of a stretch."""
@@ -138,7 +135,9 @@ class Stretch:
     def _picked(self, places: Sequence[int]) -> Any:
         """The words at those bytes, by one permutation of two vectors, in less time than several loads and insertions;
         or ``None`` if two do not hold all of them, or the processor has no such instruction."""
-        first, last = min(places), max(places) + 2 - BYTES
+        # Where the vectors lie does not depend on the places if that can be, so that several picks share their loads.
+        first = min(places) // BYTES * BYTES
+        last = min(max(first + BYTES, max(places) + 2 - BYTES), 8 * self._size - BYTES)
         lanes = [(p - first if p + 2 <= first + BYTES else p - last + BYTES) // 2 for p in places]
         between = any(first + BYTES < p + 2 and p < last for p in places)
         if between or "avx512bw" not in target().features:
@@ -339,10 +338,14 @@ class Row:
     """Rows of weights, while a kernel is written: where their stretches are.
 
     A last stretch that has fewer than eight blocks is read from a copy, behind which are zeros.
+
+    Args:
+        tail: weights of a last stretch that is not whole.
+        height: rows of a block, of all of which a stretch is read before the next one is.
     """
 
-    def __init__(self, writer: Writer, form: Form, tail: int) -> None:
-        self._writer, self._form, self._tail = writer, form, tail
+    def __init__(self, writer: Writer, form: Form, tail: int, height: int = 1) -> None:
+        self._writer, self._form, self._tail, self._height = writer, form, tail, height
         if tail:
             with writer.code.goto_entry_block():
                 kind = ir.ArrayType(_I8, form.size * form.blocks)
@@ -353,9 +356,11 @@ class Row:
         """Stretch ``s`` of the row at an address."""
         writer, form, code = self._writer, self._form, self._writer.code
         size = form.size * form.blocks
-        address = code.add(row, code.mul(s, _I64(size)))
+        place = code.mul(s, _I64(size))
+        address = code.add(row, place)
+        ahead = code.add(address, self._distance(place))
         for line in range(0, size, VECTOR_BYTES):
-            prefetch(code, code.add(address, _I64(AHEAD + line)))
+            prefetch(code, code.add(ahead, _I64(line)))
         if self._tail:
             is_last = code.icmp_signed("==", s, code.sub(writer.lengths[1], _I64(1)))
             copy = code.ptrtoint(self._copy, _I64)
@@ -365,3 +370,13 @@ class Row:
                     store(code, half, code.add(copy, _I64(at)))
             address = code.select(is_last, copy, address)
         return Stretch(writer, address, form.size)
+
+    def _distance(self, place: Any) -> Any:
+        """How far behind a place of a row is what is prefetched when that is read. What would lie behind the row is
+        that of the next block instead of that of the next row, which is read already."""
+        code, distance = self._writer.code, _I64(PREFETCHED.value)
+        if self._height == 1:
+            return distance
+        length = code.udiv(self._writer.strides[0][0], _I64(self._height))
+        within = code.icmp_signed("<", code.add(place, distance), length)
+        return code.select(within, distance, code.add(distance, code.mul(length, _I64(self._height - 1))))

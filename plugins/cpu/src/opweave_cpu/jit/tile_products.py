@@ -44,7 +44,7 @@ def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg],
     """
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
-    code, weights, product = writer.code, Row(writer, form, tail), _TileProduct(writer, form, digits)
+    code, weights, product = writer.code, Row(writer, form, tail, LANES), _TileProduct(writer, form, digits)
     sums = writer.array(vector_type("f32"), CHUNK)
     with tiles(writer, product.shapes) as registers, chunks(writer) as (n, chunk, rows):
         clear_sums(writer, sums, rows, LANES)
