@@ -99,6 +99,13 @@ def test_rows_and_results_of_half_types(into: str, rows: int) -> None:
 
 
 @needs_bytes
+@pytest.mark.parametrize("outputs", [16, 31, 32, 48, 65])
+def test_rows_of_weights_that_are_no_whole_blocks(outputs: int) -> None:
+    got, want, size = product("q4_1", 17, 512, outputs)
+    assert (np.abs(got - want) <= 4e-6 * size).all()
+
+
+@needs_bytes
 @pytest.mark.parametrize("rows", [1, 40])
 def test_threads_compute_parts(rows: int) -> None:
     one, two = (product("q4_k", rows, 1024, 1040, device=ow.open_device(f"cpu?threads={n}"))[0] for n in (1, 2))

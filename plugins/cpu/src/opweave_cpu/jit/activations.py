@@ -30,9 +30,8 @@ from opweave_cpu.tiles import in_turn
 
 __all__ = ["Digits", "Order", "bind_records", "digits_of", "sums_of_products"]
 
-Order = Literal["unpacked", "natural", "interleaved"]
-"""How digits lie: in the order of the integers of weights, in that of the activations, or in the latter with 16 rows
-interleaved."""
+Order = Literal["unpacked", "interleaved"]
+"""How digits lie: in the order of the integers of weights, or in that of the activations with 16 rows interleaved."""
 
 SMALLEST: Final = 2.0**-80
 LARGEST: Final = 2.0**100

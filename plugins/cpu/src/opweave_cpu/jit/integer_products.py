@@ -2,14 +2,14 @@
 byte each, exactly three (`opweave_cpu.jit.activations`).
 
 Few rows are multiplied one after the other by the integers of a row of weights, in registers. For more rows, stretches
-of 16 rows of weights are unpacked and transposed, so that each lane adds up one result; or they become tiles where the
+of 32 rows of weights are unpacked and transposed, so that each lane adds up one result; or they become tiles where the
 processor multiplies such (`opweave_cpu.jit.tile_products`). Sums of products are exact within a group of weights;
 groups are added up as f32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +32,9 @@ from opweave_cpu.tunables import INTEGER_ROWS, PREFETCHED, TILE_ROWS
 
 __all__ = ["bind_integer_product", "padded_rows", "record_bytes"]
 
+UNROLLED: Final = 4
+"""Words of integers that a turn of the innermost loop multiplies."""
+
 _I8: Final = ir.IntType(8)
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
@@ -39,7 +42,7 @@ _F32: Final = ir.FloatType()
 
 
 def _together() -> int:
-    """Rows that are multiplied at once by a vector of transposed integers: their sums fit the registers."""
+    """Rows that are multiplied at once by two vectors of transposed integers: their sums fit the registers."""
     return 8 if "avx512f" in target().features else 2
 
 
@@ -91,17 +94,19 @@ class _Product(NamedTuple):
         return self.args[0].dtype.name, *[a.dtype.name for a in self.args[2:]], str(PREFETCHED.value)
 
 
+def _by_tiles(rows: int) -> bool:
+    """Whether so many rows are multiplied as tiles."""
+    return rows >= TILE_ROWS.value and has_tiles("int8")
+
+
 def order_of(rows: int) -> Order:
-    """How the records lie, which tells by which kernel so many rows are multiplied."""
-    if rows >= TILE_ROWS.value and has_tiles("int8"):
-        return "interleaved"
-    return "unpacked" if rows <= INTEGER_ROWS.value else "natural"
+    """How the records of so many rows lie."""
+    return "unpacked" if rows <= INTEGER_ROWS.value and not _by_tiles(rows) else "interleaved"
 
 
 def padded_rows(rows: int) -> int:
-    """Rows for which there are records: a multiple of those that are multiplied at once."""
-    together = {"interleaved": LANES, "unpacked": 1, "natural": _together()}[order_of(rows)]
-    return -(-rows // together) * together
+    """Rows for which there are records: a multiple of those that are interleaved."""
+    return -(-rows // LANES) * LANES if order_of(rows) == "interleaved" else rows
 
 
 def bind_integer_product(
@@ -121,7 +126,7 @@ def bind_integer_product(
     product = _Product(form, digits, inputs, rows, [w, records, *([] if b is None else [b]), out])
     if order == "unpacked":
         return in_turn([before, _bind_few(stream, product, padded)])
-    return in_turn([before, _bind_many(stream, product, padded, order)])
+    return in_turn([before, _bind_many(stream, product, padded)])
 
 
 def _bind_few(stream: Stream, product: _Product, padded: int) -> Call:
@@ -138,16 +143,17 @@ def _bind_few(stream: Stream, product: _Product, padded: int) -> Call:
     return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)
 
 
-def _bind_many(stream: Stream, product: _Product, padded: int, order: Order) -> Call:
-    """The call that multiplies rows by 16 rows of weights after the other, of tiles if the records are interleaved."""
-    form, digits = product.form, product.digits
-    make = _many if order == "natural" else multiply_tiles
+def _bind_many(stream: Stream, product: _Product, padded: int) -> Call:
+    """The call that multiplies rows by blocks of rows of weights, by tiles if the processor has them."""
+    form, digits, _, rows, (w, *_) = product
+    tiles = _by_tiles(rows)
+    vectors = 1 if tiles or w.shape[0] < 2 * LANES else 2
+    make: Callable[..., MachineCode] = multiply_tiles if tiles else partial(_many, vectors=vectors)
     kernel = partial(make, form, digits, product.tail, product.biases, product.args[-1].dtype)
-    code = stream.artefact(("many rows", order, digits, product.tail, product.types), kernel)
-    record, lengths = digits.record_bytes(form), (product.stretches, product.rows)
-    return bind_row_blocks(
-        stream, code, product.args, lengths, product.of_weights, (padded * record, record), work=STRETCH
-    )
+    code = stream.artefact(("many rows", tiles, vectors, digits, product.tail, product.types), kernel)
+    record, lengths = digits.record_bytes(form), (product.stretches, rows)
+    of_records, work = (padded * record, record), vectors * STRETCH
+    return bind_row_blocks(stream, code, product.args, lengths, product.of_weights, of_records, work, vectors)
 
 
 # --- one row of weights after the other -------------------------------------------------------------------------------
@@ -219,78 +225,99 @@ def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
     return [*found.items()]
 
 
-# --- 16 rows of weights at a time -----------------------------------------------------------------------------------
+# --- 32 rows of weights at a time -----------------------------------------------------------------------------------
 
 
-def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
-    """The kernel of `_bind_many`, which multiplies any number of rows."""
+def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType, vectors: int = 2) -> MachineCode:
+    """The kernel of `_bind_many`, which multiplies any number of rows by blocks of 16 rows of weights, or of 32."""
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
     writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
-    code, weights = writer.code, Row(writer, form, tail, LANES)
-    sums = writer.array(vector_type("f32"), CHUNK)
-    panel = writer.array(vector_type("i32"), BYTES)
-    factors = writer.array(vector_type("f32"), LANES)
-    unpacked = writer.array(vector_type("i32"), 5 * LANES)
+    height = vectors * LANES
+    code, weights = writer.code, Row(writer, form, tail, height)
+    sums = writer.array(vector_type("f32"), vectors * CHUNK)
+    panel = writer.array(vector_type("i32"), vectors * BYTES)
+    factors = writer.array(vector_type("f32"), vectors * LANES)
+    unpacked = writer.array(vector_type("i32"), 5 * height)
     together = _together()
     with chunks(writer) as (n, chunk, rows):
-        clear_sums(writer, sums, rows, together)
+        clear_sums(writer, sums, code.mul(rows, _I64(vectors)), vectors * together)
         with writer.loop(_I64(0), writer.lengths[1], 1) as s:
-            with writer.loop(_I64(0), _I64(LANES), 1) as lane:
-                row = code.add(writer.at(0, n), code.mul(lane, row_bytes(writer)))
-                vectors, scales = form.decode(weights.stretch(row, s))
-                for k, vector in enumerate((*vectors, scales.value)):
-                    store(code, vector, place(code, unpacked, code.add(lane, _I64(k * LANES))), 64)
-            _transpose(writer, form, unpacked, panel, factors)
+            with writer.loop(_I64(0), _I64(height), 1) as lane:
+                row = code.add(writer.at(0, n), code.mul(lane, row_bytes(writer, vectors)))
+                stretch, scales = form.decode(weights.stretch(row, s))
+                for k, vector in enumerate((*stretch, scales.value)):
+                    store(code, vector, place(code, unpacked, code.add(lane, _I64(k * height))), 64)
+            with writer.loop(_I64(0), _I64(vectors), 1) as v:
+                first = code.mul(v, _I64(LANES))
+                columns = place(code, panel, code.mul(v, _I64(BYTES)))
+                _transpose(writer, form, place(code, unpacked, first), height, columns, place(code, factors, first))
             with writer.loop(_I64(0), rows, together) as r:
-                x = writer.at(1, _I64(0), s, code.add(chunk, r))
-                _multiply(writer, form, digits, x, panel, factors, place(code, sums, r))
-        store_results(writer, sums, n, chunk, rows, biased=bool(biases))
+                of_block = code.and_(r, _I64(LANES - 1))
+                block = writer.at(1, _I64(0), s, code.add(chunk, code.sub(r, of_block)))
+                x = code.add(block, code.mul(of_block, _I64(4)))
+                of_rows = place(code, sums, code.mul(r, _I64(vectors)))
+                _multiply(writer, form, digits, x, panel, factors, of_rows, vectors)
+        store_results(writer, sums, n, chunk, rows, biased=bool(biases), vectors=vectors)
     return MachineCode(writer.end())
 
 
-def _transpose(writer: Writer, form: Form, unpacked: Any, panel: Any, factors: Any) -> None:
+def _transpose(writer: Writer, form: Form, unpacked: Any, height: int, panel: Any, factors: Any) -> None:
     """Rows of integers and factors become columns: four integers of one place, or a factor, of each of the rows. The
     integers are put into the order of the activations."""
     code, kind = writer.code, vector_type("i32")
     for k in range(5):
-        rows = [load(code, kind, code.add(unpacked, _I64((k * LANES + r) * VECTOR_BYTES)), 64) for r in range(LANES)]
+        rows = [load(code, kind, code.add(unpacked, _I64((k * height + r) * VECTOR_BYTES)), 64) for r in range(LANES)]
         for lane, column in enumerate(transposed(code, rows)):
             at = lane if k == 4 else 4 * form.order[4 * k + lane // 4] + lane % 4
             store(code, column, code.add(factors if k == 4 else panel, _I64(at * VECTOR_BYTES)), 64)
 
 
-def _multiply(writer: Writer, form: Form, digits: Digits, x: Any, panel: Any, factors: Any, sums: Any) -> None:
-    """Adds the products of some rows and a stretch of 16 rows of weights to their sums."""
-    code, record, scalars = writer.code, digits.record_bytes(form), digits.places * STRETCH
-    words, together = BYTES // form.groups, _together()
-    cells = [writer.cell(_vector(code, sums, r * VECTOR_BYTES)) for r in range(together)]
+def _multiply(
+    writer: Writer, form: Form, digits: Digits, x: Any, panel: Any, factors: Any, sums: Any, vectors: int
+) -> None:
+    """Adds the products of some rows and a stretch of a block of rows of weights to their sums.
+
+    Args:
+        x: the address of the first one of the rows in the interleaved records.
+        sums: the address of those of the first row, ``vectors`` of each.
+    """
+    code, words, together, parts = writer.code, BYTES // form.groups, _together(), range(vectors)
+    unrolled, bytes_type = min(words, UNROLLED), ir.VectorType(_I8, BYTES)
     with writer.loop(_I64(0), _I64(form.groups), 1) as group:
-        integers = code.add(panel, code.mul(group, _I64(words * VECTOR_BYTES)))
-        bytes_at = code.add(x, code.mul(group, _I64(4 * words)))
+        integers, fours = (code.add(a, code.mul(group, _I64(words * VECTOR_BYTES))) for a in (panel, x))
         lane = code.mul(group, _I64(VECTOR_BYTES))
-        factor = _vector(code, code.add(factors, lane), 0)
-        beyond = _vector(code, code.add(factors, lane), 8 * VECTOR_BYTES) if form.groups == 8 else factor
-        numbers = code.add(x, code.mul(group, _I64(4)))
+        numbers = code.add(code.add(x, lane), _I64(LANES * digits.places * STRETCH))
 
         def add(totals: list[Any], digit: int) -> list[Any]:
-            for word in range(words):
-                some = load(code, ir.VectorType(_I8, BYTES), code.add(integers, _I64(word * VECTOR_BYTES)), 64)
-                for r in range(together):
-                    at = _I64(r * record + digit * STRETCH + 4 * word)
-                    four = load(code, _I32, code.add(bytes_at, at), 4)
-                    same = code.bitcast(writer.splat(four, "i32").value, ir.VectorType(_I8, BYTES))
-                    totals[r] = dot(code, totals[r], some, same, signed=form.signed)
-            return totals
+            cells = [writer.cell(Vector(code, total, "i32")) for total in totals]
+            with writer.loop(_I64(0), _I64(words), unrolled) as first:
+                for word in [code.add(first, _I64(k)) for k in range(unrolled)]:
+                    at = [place(code, integers, code.add(word, _I64(v * BYTES))) for v in parts]
+                    some = [load(code, bytes_type, address, VECTOR_BYTES) for address in at]
+                    x_at = code.add(place(code, fours, word), _I64(LANES * digit * STRETCH))
+                    for r in range(together):
+                        four = writer.splat(load(code, _I32, code.add(x_at, _I64(4 * r)), 4), "i32")
+                        same = code.bitcast(four.value, bytes_type)
+                        for v in parts:
+                            cell = cells[r * vectors + v]
+                            total = dot(code, cell.get().value, some[v], same, signed=form.signed)
+                            cell.set(Vector(code, total, "i32"))
+            return [cell.get().value for cell in cells]
 
-        for r, (cell, total) in enumerate(
-            zip(cells, sums_of_products(code, form, digits, add, together, 4 * words), strict=True)
-        ):
-            at = r * record + scalars
-            own, rest = (
-                writer.splat(load(code, _F32, code.add(numbers, _I64(at + ahead)), 4), "f32")
-                for ahead in (0, 32 if form.groups == 8 else VECTOR_BYTES)
+        totals = iter(sums_of_products(code, form, digits, add, together * vectors, 4 * words))
+        at = [code.add(factors, code.add(lane, _I64(v * LANES * VECTOR_BYTES))) for v in parts]
+        own = [_vector(code, address, 0) for address in at]
+        further = [_vector(code, address, 8 * VECTOR_BYTES) for address in at] if form.has_rest else []
+        for r in range(together):
+            factor, rest = (
+                writer.splat(load(code, _F32, code.add(numbers, _I64(4 * r + ahead)), 4), "f32")
+                for ahead in (0, form.groups * VECTOR_BYTES)
             )
-            cell.set(fma(total, factor * own, cell.get()))
-            cell.set(fma(beyond, rest, cell.get()))
-    for r, cell in enumerate(cells):
-        store(code, cell.get().value, code.add(sums, _I64(r * VECTOR_BYTES)), 4)
+            for v in parts:
+                address = code.add(sums, _I64((r * vectors + v) * VECTOR_BYTES))
+                total, before = next(totals), _vector(code, address, 0)
+                if form.has_rest:
+                    after = fma(further[v], rest, fma(total, own[v] * factor, before))
+                else:
+                    after = fma(fma(total, factor, rest), own[v], before)
+                store(code, after.value, address, VECTOR_BYTES)

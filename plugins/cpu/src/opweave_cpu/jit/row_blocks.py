@@ -1,6 +1,6 @@
-"""Products that take 16 rows of weights at a time: what their kernels share.
+"""Products that take 16 or 32 rows of weights at a time: what their kernels share.
 
-Their walk has three axes, blocks of 16 rows of weights, parts of a row, and rows of activations, and their operands are
+Their walk has three axes, blocks of rows of weights, parts of a row, and rows of activations, and their operands are
 weights, activations, a bias if there is one, and the result.
 """
 
@@ -37,25 +37,27 @@ def bind_row_blocks(
     of_weights: tuple[int, int],
     of_activations: tuple[int, int],
     work: int,
+    vectors: int = 1,
 ) -> Call:
-    """The call of a kernel for all rows of weights, at least 16.
+    """The call of a kernel for all rows of weights, at least as many as a block has.
 
     Args:
         args: the operands.
         lengths: parts of a row, and rows of activations.
         of_weights: bytes of a row, and from one part of it to the next.
         of_activations: bytes from one part to the next, and from one row to the next.
-        work: elementary operations for one part of 16 rows of weights and one row of activations.
+        work: elementary operations for one part of a block and one row of activations.
+        vectors: of 16 rows of weights, in a block.
     """
     w, x, *others = args
-    outputs, (row, part) = w.shape[0], of_weights
-    strides: list[tuple[int, ...]] = [(LANES * row, part, 0), (0, *of_activations)]
-    strides += [(LANES * a.dtype.itemsize, 0, 0) for a in others[:-1]]
+    outputs, height, (row, part) = w.shape[0], vectors * LANES, of_weights
+    strides: list[tuple[int, ...]] = [(height * row, part, 0), (0, *of_activations)]
+    strides += [(height * a.dtype.itemsize, 0, 0) for a in others[:-1]]
     size = others[-1].dtype.itemsize
-    strides.append((LANES * size, 0, outputs * size))
+    strides.append((height * size, 0, outputs * size))
     calls = []
-    # Of rows of weights that are no multiple of 16 the last 16 are multiplied too, some of them a second time.
-    for first, count in ((0, outputs // LANES), (outputs - LANES, int(outputs % LANES > 0))):
+    # Of rows of weights that are no multiple of a block the last ones are multiplied too, some of them a second time.
+    for first, count in ((0, outputs // height), (outputs - height, int(outputs % height > 0))):
         if count:
             some = [moved(w, first * row), x, *[moved(a, first * a.dtype.itemsize) for a in others]]
             walk = Walk((count, *lengths), tuple(strides))
@@ -70,16 +72,16 @@ def place(code: Any, array: Any, i: Any) -> Any:
 
 @contextmanager
 def chunks(writer: Writer) -> Iterator[tuple[Any, Any, Any]]:
-    """Code for each block of 16 rows of weights and each chunk of rows of activations: gives the numbers of the block
+    """Code for each block of rows of weights and each chunk of rows of activations: gives the numbers of the block
     and of the first row, and how many rows there are."""
     all_rows = writer.lengths[2]
     with writer.loop(_I64(0), writer.lengths[0], 1) as n, writer.loop(_I64(0), all_rows, CHUNK) as first:
         yield n, first, writer.at_most(CHUNK, writer.code.sub(all_rows, first))
 
 
-def row_bytes(writer: Writer) -> Any:
-    """Bytes from one row of weights to the next."""
-    return writer.code.lshr(writer.strides[0][0], _I64(4))
+def row_bytes(writer: Writer, vectors: int = 1) -> Any:
+    """Bytes from one row of weights to the next, of blocks of that many vectors."""
+    return writer.code.udiv(writer.strides[0][0], _I64(vectors * LANES))
 
 
 def clear_sums(writer: Writer, sums: Any, rows: Any, together: int) -> None:
@@ -102,16 +104,19 @@ def transpose_sums(writer: Writer, sums: Any, rows: Any) -> None:
             store(code, row, address, VECTOR_BYTES)
 
 
-def store_results(writer: Writer, sums: Any, n: Any, first: Any, rows: Any, *, biased: bool) -> None:
+def store_results(writer: Writer, sums: Any, n: Any, first: Any, rows: Any, *, biased: bool, vectors: int = 1) -> None:
     """Code that stores the results of a chunk, plus the bias if there is one.
 
     Args:
-        sums: the address of a vector for each row: its products with the 16 rows of weights.
+        sums: the address of the products of each row with a block of rows of weights, ``vectors`` of them.
         n, first, rows: as of `chunks`.
     """
     code, out = writer.code, 2 + biased
     with writer.loop(_I64(0), rows, 1) as r:
-        result = Vector(code, load(code, vector_type("f32"), place(code, sums, r), VECTOR_BYTES), "f32")
-        if biased:
-            result = result + writer.read(2, writer.at(2, n), _I64(0))
-        writer.write(out, writer.at(out, n, _I64(0), code.add(first, r)), _I64(0), result)
+        of_row = place(code, sums, code.mul(r, _I64(vectors)))
+        for v in range(vectors):
+            at = code.add(of_row, _I64(v * VECTOR_BYTES))
+            result = Vector(code, load(code, vector_type("f32"), at, VECTOR_BYTES), "f32")
+            if biased:
+                result = result + writer.read(2, writer.at(2, n), _I64(v * LANES))
+            writer.write(out, writer.at(out, n, _I64(0), code.add(first, r)), _I64(v * LANES), result)
