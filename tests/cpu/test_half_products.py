@@ -25,7 +25,8 @@ needs_pairs = pytest.mark.skipif(not half_products.multiplies_pairs(), reason="n
 
 @needs_pairs
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(4, 64, 16), (9, 1030, 37), (139, 34, 40), (150, 96, 37), (83, 32, 20)]
+    ("rows", "inputs", "outputs"),
+    [(4, 64, 16), (9, 1030, 37), (139, 34, 40), (150, 96, 37), (83, 32, 20), (16, 70, 33), (127, 34, 40)],
 )
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_rounded_once(rows: int, inputs: int, outputs: int, biased: bool) -> None:

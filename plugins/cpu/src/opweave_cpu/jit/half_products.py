@@ -24,8 +24,12 @@ __all__ = ["bind_half_product", "multiplies_pairs"]
 PAIRS: Final = 256
 """Pairs of inputs whose weights, 16 KiB, are transposed at a time."""
 
-TOGETHER: Final = 8
-"""Rows that are multiplied at once by a vector of weights: as many as hide the latency of the instruction."""
+TOGETHER: Final = (8, 12, 16)
+"""Rows that may be multiplied at once by a vector of weights: registers hold the sums and addresses of so many."""
+
+UNDER_WAY: Final = 12
+"""Rows from which on the latency of the instruction is hidden: fewer take as long. Zen 5 begins two in each of the six
+cycles that one takes."""
 
 _ITEM: Final = 2
 _I32: Final = ir.IntType(32)
@@ -41,25 +45,27 @@ def bind_half_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None) -
     """The call ``out = x @ w.T + b`` of dense operands in bf16, with at least 16 rows of weights of an even length."""
     inputs = w.shape[1]
     rows, line = x.size // inputs, inputs * _ITEM
-    code = stream.artefact(("half product", b is not None), partial(_product, b is not None))
+    together = min(TOGETHER, key=lambda some: -(-rows // some) * max(some, UNDER_WAY))
+    key = b is not None, together
+    code = stream.artefact(("half product", key), partial(_product, *key))
     args = [w, x, *([] if b is None else [b]), out]
-    return bind_row_blocks(stream, code, args, (inputs // 2, rows), (line, 2 * _ITEM), (2 * _ITEM, line), work=1)
+    return bind_row_blocks(stream, code, args, (inputs // 2, rows), (line, 2 * _ITEM), (2 * _ITEM, line), LANES)
 
 
-def _product(biased: bool) -> MachineCode:
+def _product(biased: bool, together: int) -> MachineCode:
     writer = Writer(3, [Operand("bf16", _ITEM)] * (3 + biased))
     code, (_, pairs, all_rows) = writer.code, writer.lengths
-    sums = writer.array(vector_type("f32"), CHUNK + TOGETHER)
+    sums = writer.array(vector_type("f32"), CHUNK + together)
     panel = writer.array(vector_type("i32"), PAIRS)
     with chunks(writer) as (n, chunk, rows):
-        clear_sums(writer, sums, rows, TOGETHER)
+        clear_sums(writer, sums, rows, together)
         with writer.loop(_I64(0), pairs, PAIRS) as first:
             count = writer.at_most(PAIRS, code.sub(pairs, first))
             with writer.loop(_I64(0), count, LANES) as p:
                 _transpose(writer, writer.at(0, n, code.add(first, p)), code.sub(count, p), place(code, panel, p))
-            with writer.loop(_I64(0), rows, TOGETHER) as r:
+            with writer.loop(_I64(0), rows, together) as r:
                 last = code.sub(all_rows, _I64(1))  # rows behind it would lie outside of x
-                numbers = [code.add(chunk, code.add(r, _I64(k))) for k in range(TOGETHER)]
+                numbers = [code.add(chunk, code.add(r, _I64(k))) for k in range(together)]
                 numbers = [code.select(code.icmp_signed("<", number, last), number, last) for number in numbers]
                 xs = [writer.at(1, n, first, number) for number in numbers]
                 _multiply(writer, xs, panel, count, place(code, sums, r))
