@@ -31,6 +31,21 @@ def test_wrong_sizes(size: Any) -> None:
         ow.ThreadPool(size)
 
 
+def test_its_threads_move_off_the_processor_of_the_thread_that_gives_them_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moves: list[int] = []
+    done = threading.Event()
+    monkeypatch.setattr("opweave.host.threads.current_processor", lambda: 5)
+    monkeypatch.setattr("opweave.processors.Apart.move_off", lambda apart, processor: moves.append(processor))
+    pool = ow.ThreadPool(2)
+    pool.spread([list, list])
+    assert moves == [5]
+    pool.lend(done.set, lambda: None)
+    assert done.wait(20)
+    assert moves == [5, 5]
+
+
 def test_jobs_run_at_once_in_its_threads_and_none_beside_them() -> None:
     pool, meet = ow.ThreadPool(2), threading.Barrier(2, timeout=20)
     seen: list[int] = []

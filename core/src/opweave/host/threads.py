@@ -15,11 +15,14 @@ from opweave.contract.parameters import check_threads
 from opweave.errors import PluginError
 from opweave.host.cores import usable_cores
 from opweave.lifecycle import notify_after_fork
+from opweave.processors import Apart, current_processor
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from opweave.futures import Task
+
+    _Order = tuple[Task[Any], int]  # a job, and the processor of the thread that gave it
 
 __all__ = ["NODES", "ThreadPool", "node_processors", "numbers_in", "pool_of"]
 
@@ -57,7 +60,7 @@ class ThreadPool:
         default = usable_cores().usable if self.affinity is None else len(self.affinity)
         self.size: Final = default if size is None else check_threads(size)
         self.priority: Final = _checked_priority(priority)
-        self._tasks: SimpleQueue[Task[Any] | None] | None = None
+        self._tasks: SimpleQueue[_Order | None] | None = None
         self._paused: Latch | None = None
         self._closed = False
         self._recall: Callable[[], None] | None = None
@@ -122,8 +125,9 @@ class ThreadPool:
         queue = self._tasks or self._start()
         tasks = [Task(job) for job in jobs[1:]]
         try:
+            here = current_processor()
             for task in tasks:
-                queue.put(task)
+                queue.put((task, here))
             self.recall()
             jobs[0]()
             errors = [task.future.exception() for task in tasks]
@@ -147,7 +151,7 @@ class ThreadPool:
             from opweave.futures import Task  # importing opweave must not pay for it
 
             self._recall = recall
-            (self._tasks or self._start()).put(Task(job))
+            (self._tasks or self._start()).put((Task(job), current_processor()))
 
     def recall(self) -> None:
         """Have the threads that were lent end their waiting: before other threads, such as those of BLAS, compute."""
@@ -169,10 +173,10 @@ class ThreadPool:
         with suppress(Exception):  # at the end of the interpreter anything may be gone
             self.close()
 
-    def _start(self) -> SimpleQueue[Task[Any] | None]:
+    def _start(self) -> SimpleQueue[_Order | None]:
         with self._lock:
             if self._tasks is None:
-                tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
+                tasks: SimpleQueue[_Order | None] = SimpleQueue()
                 for i in range(self.size - 1):
                     start_thread(_work_off, tasks, self.affinity, self.priority, name=f"opweave-pool_{i}")
                 self._tasks = tasks
@@ -231,15 +235,18 @@ def numbers_in(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _work_off(tasks: SimpleQueue[Task[Any] | None], affinity: frozenset[int] | None, priority: int) -> None:
+def _work_off(tasks: SimpleQueue[_Order | None], affinity: frozenset[int] | None, priority: int) -> None:
     if affinity is not None:
         os.sched_setaffinity(0, affinity)
     if priority:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), priority)
+    apart = Apart()
     while True:
-        task = tasks.get()
-        if task is None:
+        order = tasks.get()
+        if order is None:
             return
+        task, giver = order
+        apart.move_off(giver)  # where the thread that gave it computes at the same time
         tell = task()
         if tell is not None:
             tell()
