@@ -65,6 +65,16 @@ def test_products(dtype: str, left: tuple[int, ...], right: tuple[int, ...], bou
     assert dtype == "bf16" or [call is not None for call in bound] == [True]
 
 
+@pytest.mark.parametrize("tile", [(3, 1), (6, 1), (12, 2), (8, 3)])
+def test_tiles_of_other_processors(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch, bound: list[Any]) -> None:
+    monkeypatch.setattr(batched_products, "_tile", lambda columns, dtype: tile)
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, 25, 40), np.float32), rng.standard_normal((3, 40, 70), np.float32)
+    x, y = ow.input("left", a.shape), ow.input("right", b.shape)
+    _check(x @ y, {x: a, y: b}, a, b)
+    assert [call is not None for call in bound] == [True]
+
+
 def test_products_of_operands_with_gaps(bound: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((9, 4, 50), np.float32), rng.standard_normal((4, 40, 70), np.float32)

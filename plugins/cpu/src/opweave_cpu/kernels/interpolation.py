@@ -15,7 +15,7 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import is_dense
 from opweave.ops.interpolation import axis_taps, tap_kind
-from opweave_cpu.jit.compiler import why_not
+from opweave_cpu.jit.compiler import has_fma, why_not
 from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, window
 from opweave_cpu.tunables import TILE
@@ -49,7 +49,7 @@ def _why_not_compiled(step: Step) -> str | None:
         return reason
     from opweave_cpu.jit.resampling import fits
 
-    return None if fits(step) else "it takes rows that lie side by side and fit the first-level cache"
+    return None if fits(step) and has_fma() else "it takes rows that lie side by side and fit the first-level cache"
 
 
 def _taps_workspace(step: Step) -> Arrays:
