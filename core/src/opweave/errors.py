@@ -113,6 +113,8 @@ class UnknownNameError(OpweaveError, KeyError):
             message += f"; did you mean {' or '.join(map(repr, close))}?"
         elif self.known:
             message += f"; there are: {', '.join(self.known[:20])}"
+        if hint[:1].isupper() and not message.endswith("?"):
+            message += "."
         super().__init__(f"{message} {hint}".rstrip())
 
     # KeyError.__str__ would show the message in quotes.

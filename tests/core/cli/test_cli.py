@@ -252,6 +252,13 @@ class TestCommandsOfPlugins:
         folder.add("acme", source, value="opweave_acme")
         assert run("greet") == (1, "", "error: no card\n")
 
+    def test_have_the_combinations_of_the_environment(self, folder, run, monkeypatch):
+        folder.add("acme", with_command("greet"), value="opweave_acme")
+        monkeypatch.setenv("OPWEAVE_COMBINE", "host+nosuch")
+        code, out, err = run("greet")
+        assert (code, out) == (1, "")
+        assert "there is no device named 'nosuch'" in err
+
 
 class TestUnusableDevices:
     def test_plugins_counts_the_usable_ones(self, folder, run):
@@ -342,6 +349,11 @@ class TestProfile:
         lines = [line.split() for line in out.splitlines()]
         assert lines[1] == ["acme", "2", "µs", "1", "µs", "4", "GB/s", "4", "GB/s", "/", "4", "GB/s", "4", "Gflop/s"]
         assert "products  f16 4 Gflop/s" in out
+
+    def test_combinations_are_made(self, run):
+        code, _, err = run("profile", "combined:host+nosuch")
+        assert (code, self.measured) == (1, [])
+        assert "there is no device named 'nosuch'" in err
 
     def test_chosen_devices_are_measured_once_without_refresh(self, folder, run):
         folder.add("acme", backend())

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
+from opweave.cli.combinations import make_combinations
 from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
-from opweave.cli.output import plain
+from opweave.cli.output import plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
 from opweave.cli.profile import show_profiles
@@ -75,6 +76,9 @@ def main() -> None:
             )
             sys.exit(2)
     try:
+        if command is not None and command not in _COMMANDS:  # those make the combinations that they need
+            with quiet_stdout():
+                make_combinations()
         app()
     except OpweaveError as error:
         notes = getattr(error, "__notes__", ())

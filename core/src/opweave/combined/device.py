@@ -56,19 +56,19 @@ def combine(devices: Sequence[str | Device] | Mapping[str | Device, float]) -> C
             is no positive number; or the same members are combined in other shares already.
         LifetimeError: a combination of members that were unloaded meanwhile has that name, and is in use.
     """
-    from opweave.sharding.placing import Sharded
+    from opweave.sharding.placing import shares_by_device
 
-    given = Sharded(devices)
-    members = tuple([registry.device(d) if isinstance(d, str) else d for d in given.devices])
+    given, shares = shares_by_device("combine()", devices)
+    members = tuple([registry.device(d) if isinstance(d, str) else d for d in given])
     if len(set(members)) < 2 or len(set(members)) < len(members):
         raise SchedulerError(f"combine() takes two different devices or more, not {[d.name for d in members]}")
     for member in members:
         if isinstance(member, CombinedDevice) or member.simulated:
             raise SchedulerError(f"{member.name} cannot be a member of a combination; it is "
                                  f"{'simulated' if member.simulated else 'one itself: name its members'}")  # fmt: skip
-    made = CombinedDevice(members, given.shares)
+    made = CombinedDevice(members, shares)
     with LOCK:
-        return BACKEND.admit(made, fixed=given.shares is not None)
+        return BACKEND.admit(made, fixed=shares is not None)
 
 
 class CombinedBackend(Backend):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.contract.multibuffer import MultiBuffer
 
-__all__ = ["Sharded", "keep_values", "place_shards", "place_state_shards", "shards_of"]
+__all__ = ["Sharded", "keep_values", "place_shards", "place_state_shards", "shards_of", "shares_by_device"]
 
 EVEN: Final = 256
 """Cuts lie at multiples of this many elements, or of a smaller power of two where an axis is short: then weights of
@@ -59,30 +59,42 @@ class Sharded:
         *,
         multiple: int | None = None,
     ) -> None:
-        named = dict(devices) if isinstance(devices, Mapping) else None
-        given = tuple(devices) if isinstance(devices, Iterable) else ()
-        unordered = isinstance(devices, (str, Set))  # sums are added in the order of the devices
-        if unordered or not given or not all(isinstance(d, (str, Device)) for d in given):
-            raise SchedulerError(f"Sharded takes devices or their names, with or without shares, not {devices!r:.60}")
-        if len(set(given)) < len(given):
-            raise SchedulerError(f"Sharded names a device twice: {given}")
-        for device, share in (named or {}).items():
-            if not _is_share(share):
-                raise SchedulerError(f"the share of {device!r} is a positive number, not {share!r:.60}")
+        self.devices, self.shares = shares_by_device("Sharded", devices)
         numbers = [n for n in (axis, multiple) if n is not None]
         if (
             not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers)
             or min(numbers[1:], default=1) < 1
         ):
             raise SchedulerError(f"axis is an integer and multiple a positive one, not {axis!r} and {multiple!r}")
-        self.devices: Final = given
-        self.shares: Final = None if named is None else tuple(named.values())
         self.axis: Final = int(axis)
         self.multiple: Final = None if multiple is None else int(multiple)
 
     def __repr__(self) -> str:
         over = list(self.devices) if self.shares is None else dict(zip(self.devices, self.shares, strict=True))
         return f"Sharded({over}, axis={self.axis})"
+
+
+def shares_by_device(
+    what: str, devices: Mapping[str | Device, float] | Sequence[str | Device]
+) -> tuple[tuple[str | Device, ...], tuple[float, ...] | None]:
+    """The devices and the shares that a caller of ``what`` gave; ``None``: no shares.
+
+    Raises:
+        SchedulerError: no devices, one named twice, a set of them, which has no order; a share that is no positive
+            number.
+    """
+    named = dict(devices) if isinstance(devices, Mapping) else None
+    given = tuple(devices) if isinstance(devices, Iterable) else ()
+    unordered = isinstance(devices, (str, Set))  # sums are added in the order of the devices
+    if unordered or not given or not all(isinstance(d, (str, Device)) for d in given):
+        raise SchedulerError(f"{what} takes devices or their names, with or without shares, not {devices!r:.60}")
+    if len(set(given)) < len(given):
+        names = [device if isinstance(device, str) else device.name for device in given]
+        raise SchedulerError(f"{what} names a device twice: {', '.join(names)}")
+    for device, share in (named or {}).items():
+        if not _is_share(share):
+            raise SchedulerError(f"the share of {device!r} is a positive number, not {share!r:.60}")
+    return given, None if named is None else tuple(named.values())
 
 
 def _is_share(share: object) -> bool:
