@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from opweave.conformance.suite import Suite
-from opweave.contract import Group, Structure, functional, listing
+from opweave.contract import Arg, Backend, Call, Group, Structure, functional, listing
 from opweave.functional import ArrayMemory, device, memory
 from opweave.registry import Registry
 from tests.support.array_device import Array, ArrayStream, FunctionalBackend
+from tests.support.fed_in_place import InPlaceBackend, InPlaceCall, InPlaceStream, array_at
 
 
-def red(*only: str) -> dict[str, str]:
+def red(*only: str, backend: type[Backend] = FunctionalBackend) -> dict[str, str]:
     """Ids and reasons of what fails among the checks about compilers."""
     registry = Registry(environ={}, search=[])
-    registry.register(FunctionalBackend)
-    found = Suite("functional", using=registry, levels=[4], only=only or ["compiler-*"])
+    registry.register(backend)
+    found = Suite(backend.name, using=registry, levels=[4], only=only or ["compiler-*"])
     return {o.id: o.reason for item in found.items if (o := found.perform(item)).status != "passed"}
 
 
@@ -131,3 +132,45 @@ def test_fed_arrays_that_are_kept_beyond_the_run_are_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(device.ArrayDevice, "_bind_put", lent)
     assert "compiler-results-on-device" in red()
+
+
+# --- inputs that are read where they are fed ------------------------------------------------------------------------
+
+
+def test_the_sound_device_that_reads_inputs_in_place_passes():
+    assert red(backend=InPlaceBackend) == {}
+
+
+def never_copied(self: InPlaceStream, call: Call, arg: Arg) -> Callable[[int], bool]:
+    return lambda address: True
+
+
+def always_the_first(self: InPlaceStream, call: Any, arg: Arg) -> Callable[[int], bool]:
+    def read(address: int) -> bool:
+        call.fed.setdefault(arg.value, (arg, address))
+        return True
+
+    return read
+
+
+def not_the_own_memory(self: InPlaceStream, call: Any, arg: Arg) -> Callable[[int], bool]:
+    def read(address: int) -> bool:
+        if address != arg.address:
+            call.fed[arg.value] = arg, address
+        return True
+
+    return read
+
+
+@pytest.mark.parametrize("wrong", [never_copied, always_the_first, not_the_own_memory])
+def test_calls_that_read_inputs_elsewhere_than_they_say_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(InPlaceStream, "_bind_feed", wrong)
+    assert "compiler-feeds" in red("compiler-feeds", backend=InPlaceBackend)
+
+
+def test_windows_that_are_taken_for_the_whole_input_are_found(monkeypatch: pytest.MonkeyPatch):
+    def read(self: InPlaceCall, arg: Arg) -> Any:
+        return array_at(self.fed[arg.value][1], arg) if arg.value in self.fed else arg.view
+
+    monkeypatch.setattr(InPlaceCall, "read", read)
+    assert "compiler-feeds" in red("compiler-feeds", backend=InPlaceBackend)

@@ -30,6 +30,7 @@ from opweave.host.storage import (
     bind_write,
 )
 from opweave.scheduler.bind import operands
+from opweave.scheduler.feeding import read_in_place
 from opweave.scheduler.fuse import bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.launch import bind_launch
@@ -326,6 +327,8 @@ class _Lowering:
         result.actions = CallList(calls, actions)
         # Where nothing is queued, not even an upload, each call is complete when it returns.
         flat = None if result.streams else _flattened(calls, actions)
+        if not result.streams:
+            read_in_place(result, self.partition, self.arg)
         if result.streams and len(lists) == 1 and self.show is None:
             flat = bind_launch(result, self.partition, actions, self.arg)
             if flat is not None:

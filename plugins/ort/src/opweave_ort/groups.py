@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,6 +14,7 @@ from opweave.contract.offloading import flops
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, dense_strides, nbytes
+from opweave_ort.calls import Places, SessionCall
 from opweave_ort.kernels import KERNELS, MOVERS
 from opweave_ort.kernels.indexing import WRITES_OVER
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from opweave.host.threads import ThreadPool
     from opweave_ort.stream import OrtStream
 
-__all__ = ["SessionCall", "bind_group", "is_large", "write"]
+__all__ = ["bind_group", "is_large", "write"]
 
 LARGE_FLOPS: Final = 1 << 17
 LARGE_BYTES: Final = 1 << 16
@@ -111,11 +112,13 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     session = SESSIONS.get(key, model, partial(_session, stream, bound, model, pool))
     assert session.pattern is not None
     constants = {n: np.ascontiguousarray(a) for n, a in model.constants.items() if n not in session.pattern.constants}
-    inputs, before = [], []
+    inputs, before, copied = [], [], []
     kept: list[Any] = [constants]
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
         if source.weight is not None:
             continue
+        if source.form or staged:
+            copied.append(arg.address)
         if source.form:
             arrays = {p.name: np.empty(p.shape, p.dtype.numpy) for p in source.pieces}
             before.append(partial(_repack, arg.view, source, arrays))
@@ -130,9 +133,9 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
-    bind = partial(session.bind, inputs, outputs, constants)
     renewed = partial(_weights, bound.structure, _weight_args(bound))
-    return SessionCall(session, bind, before, kept, _remark(bound, session), renewed)
+    places = Places(inputs, outputs, constants, copied)
+    return SessionCall(session, places, before, kept, _remark(bound, session), renewed)
 
 
 def is_large(step: Step) -> bool:
@@ -215,49 +218,6 @@ def _value(arg: Arg) -> Any:
     else:
         array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
     return _shared(array, arg.dtype)
-
-
-class SessionCall:
-    """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound.
-
-    Attributes:
-        remark: what `Program.explain` shows.
-        arena: bytes by which the arena grew when it first ran.
-    """
-
-    __slots__ = ("_before", "_bind", "_kept", "_renewed", "_run", "_session", "arena", "remark")
-
-    def __init__(
-        self,
-        session: Session,
-        bind: Callable[[], Any],
-        before: Sequence[Call],
-        kept: Sequence[Any],
-        remark: str,
-        renewed: Callable[[object], Mapping[str, Any]],
-    ) -> None:
-        self._session, self._bind, self._before, self._kept, self._renewed = session, bind, before, kept, renewed
-        self._run: Call = partial(self._first, partial(session.native.run_with_iobinding, bind()))
-        self.remark, self.arena = remark, 0
-
-    def __call__(self) -> None:
-        for call in self._before:
-            call()
-        self._run()
-
-    def _first(self, run: Call) -> None:
-        self.arena = RUNTIME.measured(run)
-        self._run = run
-
-    @property
-    def library_bytes(self) -> int:
-        """Bytes that ONNX Runtime has taken: for repacked weights, and in its arena."""
-        return self._session.repacked + self.arena
-
-    def refresh(self, token: object) -> None:
-        """Use weights that were written: ONNX Runtime packs them when a session is opened."""
-        self._session.refresh(token, partial(self._renewed, token))
-        self._run = partial(self._session.native.run_with_iobinding, self._bind())
 
 
 def _remark(bound: Bound, session: Session) -> str:

@@ -29,6 +29,8 @@ CHECKS = compiler.checks
 
 N: Final = 6
 RUNS: Final = 4
+FED_BYTES: Final = (96, 96 << 11, 96 << 14)
+"""Sizes of inputs: what a library is told of where an array lies may depend on them."""
 
 
 class Maker:
@@ -190,3 +192,51 @@ def _(subject: Subject) -> None:
         for i, (got, wanted) in enumerate(results):
             again = [read.run(x=array) for array in got]
             check_results(again, wanted[: len(again)], f"results of run {i} on the device, after later runs")
+
+
+@compiler("feeds")
+def _(subject: Subject) -> None:
+    """A run reads what it is fed, wherever and in whatever layout that lies, also where the last run's array lay.
+    Results do not change with arrays that were fed."""
+    make = Maker(subject)
+    with make.schedulers() as schedulers:
+        for scheduler in schedulers:
+            for size in FED_BYTES:
+                rows = size // (N * make.dtype.itemsize)
+                x, weight = leaf("x", (rows, N), make.dtype), make.values(N)
+                here = x - make.weight(weight)
+                outputs: dict[str, tuple[Tensor, ...]] = {
+                    "read by one step": (here,),
+                    "read as a whole and in parts": (here, x[1:] - x[:-1], x.T - x.T[:1]),
+                    "an output too": (x, here),
+                }
+                for what, output in outputs.items():
+                    check_feeds(make, scheduler.build(output), (rows, N), weight, what)
+
+
+def check_feeds(make: Maker, program: Program, shape: tuple[int, ...], weight: Array, what: str) -> None:
+    """Run a program of the check ``feeds`` with arrays of several layouts."""
+
+    def wanted(f: Array) -> tuple[Array, ...]:
+        if what == "an output too":
+            return f.copy(), f - weight
+        return (f - weight, f[1:] - f[:-1], f.T - f.T[:1])[: len(program.partition.graph.outputs)]
+
+    lent, again = make.values(*shape), make.values(*shape)
+    frozen = make.values(*shape)
+    frozen.setflags(write=False)
+    shifted = np.frombuffer(b"?" + make.values(*shape).tobytes(), np.uint8)[1:].view(make.dtype.numpy).reshape(shape)
+    kept = []
+    for fed in (lent, lent, again, lent, frozen, np.asfortranarray(again), again, np.repeat(lent, 2, 0)[::2], shifted):
+        if fed is lent:
+            lent[:] = make.values(*shape)
+        want = wanted(fed)
+        kept.append((program.run(x=fed), want))
+        check_results(*kept[-1], f"fed in another layout or place, {what}")
+    want = wanted(lent)
+    future = program.submit(x=lent)
+    lent.fill(3)
+    kept.append((future.result(), want))
+    again.fill(3)
+    for got, expected in kept:
+        check_results(got, expected, f"after fed arrays were overwritten, {what}")
