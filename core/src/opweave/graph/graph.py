@@ -50,7 +50,9 @@ class Graph:
         order = _sort(self.outputs)
         # Sets of the few operations and dtypes are made in half the time that asking each tensor takes.
         if any(op is not None and op.writes for op in {t.op for t in order}):
-            order = _sort(self.outputs, _anti_dependencies(order, self.outputs))
+            before = _anti_dependencies(order, self.outputs)
+            if before:  # not in decoders that read only the new version of a cache
+                order = _sort(self.outputs, before)
         self.nodes: Final = tuple([t for t in order if t.op is not None])
         self.leaves: Final = tuple([t for t in order if t.op is None])
         _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind in ("input", "state")])
@@ -269,7 +271,7 @@ def overlapping_leaves(order: Iterable[Tensor]) -> dict[Tensor, tuple[Tensor, ..
     """Leaf -> all leaves that overlap with it in memory, for those that overlap with another one."""
     ranges = []
     for tensor in order:
-        location = location_of(tensor)
+        location = None if tensor.leaf is None else location_of(tensor)
         if location is not None:
             ranges.append((*location, location[1] + tensor.nbytes, tensor))
     ranges.sort(key=lambda r: r[:3])

@@ -178,6 +178,8 @@ def _best_fit(
             top = start + need
             sizes[-1] = top - base
         address[i] = start
+    if len(sizes) < 2:  # mostly
+        return ChunkPlan([0] * n, address, sizes), most, meetings
     return ChunkPlan([a // _CHUNK for a in address], [a % _CHUNK for a in address], sizes), most, meetings
 
 

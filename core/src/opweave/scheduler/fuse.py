@@ -151,7 +151,7 @@ _STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
 
 def _step(item: PlannedStep, unbound: Callable[[StorageView], Arg], live: bool = True) -> Step:
-    return bound_step(item, unbound(item[2]), tuple([unbound(source) for source in item[3]]), live=live)
+    return bound_step(item, unbound(item[2]), tuple(map(unbound, item[3])), live=live)
 
 
 def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
@@ -229,9 +229,13 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
     outside |= {split.observed[1].storage for split in partition.splits if split.observed is not None}
     outside |= {output.storage for output in partition.outputs if output is not None}
     for split, groups in zip(partition.splits, grouped, strict=True):
-        group_of = {i: group for group in groups or () for i in group.items}
-        for i, item in enumerate(split.items):
-            for storage, *_ in item.srcs:
-                if storage in made:
-                    (inside if made[storage] is group_of.get(i) else outside).add(storage)
+        if groups is None:
+            outside.update([source[0] for item in split.items for source in item[3]])
+            continue
+        for group in groups:
+            for i in group.items:
+                for source in split.items[i][3]:
+                    storage = source[0]
+                    if storage in made:
+                        (inside if made[storage] is group else outside).add(storage)
     return inside - outside
