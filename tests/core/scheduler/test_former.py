@@ -165,6 +165,7 @@ def test_programs_that_take_over_calls_compute_and_weigh_the_same(block):
 def memory_of(program: ow.Program, leaf: ow.Tensor) -> tuple[object, int]:
     """The buffer in which a program reads a leaf, and where in it."""
     bindings = program._state.lists[0].bindings
+    assert bindings is not None
     storage = next(s for s, (tensor, _) in program.partition.owners.items() if tensor is leaf)
     return bindings.buffers[storage], bindings.offsets[storage]
 
