@@ -11,8 +11,9 @@ The contestants take turns in one process, on all cores; the device is the first
 - ``bound``: the same number of multiplications and additions in registers, on the same device: what remains to be
   gained by any kernel there. (BLAS may be above it, where it wakes its threads faster.)
 
-All have to agree on the result first. Figures are minima, in milliseconds. Targets: at most 2.5 times the time of BLAS,
-and less than tinygrad without search.
+All have to agree on the result first. Figures are minima, in milliseconds. Before each sample there is a pause: threads of
+OpenBLAS go on spinning, which made whatever came next take up to twice as long. Targets: at least 0.7 of what BLAS
+computes in the same time, and less time than tinygrad without search.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 from benchmarks._measure import Options, Report, interleaved, seconds
 
 SIZES = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (32, 4096, 4096))
-BEHIND_BLAS = 2.5
+SHARE_OF_BLAS = 0.7
+SAMPLE, PAUSE = 0.02, 0.05
+"""Seconds of a sample, and before it."""
 SLOW = 1.0
 """Seconds from which on a call is timed twice and takes no turns."""
 
@@ -145,7 +148,8 @@ def main() -> None:
         calls["bound"] = bound(device, flops)
         slow = {name: call for name, call in calls.items() if seconds(call) > SLOW}
         quick = {name: call for name, call in calls.items() if name not in slow}
-        times = {name: min(samples) for name, samples in interleaved(quick, 5 if given.quick else 15).items()}
+        samples = interleaved(quick, 5 if given.quick else 15, SAMPLE, PAUSE)
+        times = {name: min(found) for name, found in samples.items()}
         times |= {name: min(seconds(call) for _ in range(2)) for name, call in slow.items()}
         ours = times["opweave"]
         report.row(
@@ -155,7 +159,7 @@ def main() -> None:
             share_of_blas=times["blas"] / ours,
             share_of_bound=times["bound"] / ours,
         )
-        report.target(f"{m}x{k}x{n}, over BLAS", ours / times["blas"], BEHIND_BLAS, "times")
+        report.target(f"{m}x{k}x{n}, over BLAS", ours / times["blas"], 1 / SHARE_OF_BLAS, "times")
         if tinygrad:
             report.target(f"{m}x{k}x{n}, over tinygrad", ours / times["tinygrad"], 1.0, "times")
     report.finish("f32 products on an OpenCL processor (minima)")

@@ -114,6 +114,22 @@ def test_rows_of_more_blocks_than_are_unpacked_at_once(device, name):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["column", "pair"])
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q4_k", "q6_k", "iq3_s"])
+def test_one_row_times_one_or_two_columns_at_once(device, wide, name):
+    """Also where a work-item's last column has no other one beside it."""
+    found = anew(device)
+    found.tuning = found.tuning._replace(wide_registers=wide)
+    dtype = ow.as_dtype(name)
+    for columns in (1, 2, 101):
+        raw = np.random.default_rng(3).integers(0, 100, (columns, 512 // dtype.block * dtype.itemsize), np.uint8)
+        x = floats(1, 512)
+        leaves = ow.weights({"x": x, "w": ow.Blocks(raw, (columns, 512), dtype), "b": floats(columns)})
+        want = x.astype(np.float64) @ dequantize(raw, dtype).astype(np.float64).T
+        got = run(found, ow.linear(leaves["x"], leaves["w"], leaves["b"]))
+        np.testing.assert_allclose(got, want + floats(columns), rtol=1e-4, atol=1e-5 * max(1, np.abs(want).max()))
+
+
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("tokens", [2, 50])
 def test_rows_of_experts_that_do_not_exist_are_zeros_where_nobody_checks(formed, monkeypatch, tokens, index):

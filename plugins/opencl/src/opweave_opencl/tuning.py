@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from opweave.host.processor import cpu_fields
+
 if TYPE_CHECKING:
     import pyopencl as cl
 
@@ -21,6 +23,7 @@ class Tuning(NamedTuple):
         tiled: whether products share tiles between the work-items of a group, else one work-item computes a block.
         local: bytes of local memory of a group.
         units: processors that run groups at the same time.
+        wide_registers: whether a processor's registers hold 16 floats, and there are 32 of them.
     """
 
     vector: int
@@ -30,6 +33,7 @@ class Tuning(NamedTuple):
     tiled: bool
     local: int = 1 << 15
     units: int = 1
+    wide_registers: bool = False
 
     @property
     def most_groups(self) -> int:
@@ -44,7 +48,8 @@ class Tuning(NamedTuple):
         limit, local, units = device.max_work_group_size, device.local_mem_size, device.max_compute_units
         if device.type & cl.device_type.CPU:
             # A core runs the work-items of a group one after another: wide vectors, and no sharing between items.
-            return cls(16, min(64, limit), 16, 1, tiled=False, local=local, units=units)
+            wide = "avx512f" in cpu_fields().get("flags", "").split()
+            return cls(16, min(64, limit), 16, 1, tiled=False, local=local, units=units, wide_registers=wide)
         group = shared_group(device)
         return cls(4, group, 1, group, tiled=limit >= 256, local=local, units=units)
 

@@ -25,35 +25,43 @@ typedef ushort Bytes2 __attribute__((aligned(1)));
 #define CHARS16(p) vload16(0, (__global const char *)(p))
 #endif
 
-// Prefetches a block a page ahead, and to the first cache one that comes soon. Decoding takes so many instructions for each
-// byte that processors do not see the next cache misses in time, and what they prefetch by themselves ends with a page.
+// Prefetches a block to the first cache, by default two pages ahead. Decoding takes so many instructions for each byte that
+// processors do not see the next cache misses in time, and what they prefetch by themselves ends with a page.
 #ifdef __clang__
-#define FETCH_AHEAD(block) \
-    __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) \
-    { \
-        __builtin_prefetch((block) + 4096 + i_, 0, 2); \
-        __builtin_prefetch((block) + 1024 + i_, 0, 3); \
-    }
+#define FETCH(block) \
+    __attribute__((opencl_unroll_hint)) for (int i_ = 0; i_ < BYTES; i_ += 64) __builtin_prefetch((block) + i_, 0, 3);
 #else
-#define FETCH_AHEAD(block)
+#define FETCH(block)
 #endif
+#define FETCH_AHEAD(block) FETCH((block) + 8192)
 
-// The f16 in the upper half of a word, or at ``p``: shifted to the bits of a float, which is 2^-112 of it, and given its
-// exponent; those of infinities and NaN become the largest beforehand. No branches and only integers, because each block
-// waits for it.
+// The f16 in the upper half of a word: shifted to the bits of a float, which is 2^-112 of it, and given its exponent; those
+// of infinities and NaN become the largest beforehand. No branches and only integers, because each block waits for it.
 static inline int small_above(const int word)
 {
     const int shifted = word >> 3 & (int)0x8fffe000, largest = (0x0f7fffff - (shifted & 0x0fffffff)) >> 31 & 0x7f800000;
     return shifted | largest;
 }
 static inline float half_above(const int word) { return as_float(small_above(word)) * 0x1p112f; }
-static inline float half_at(__global const uchar *p) { return half_above(BYTES2(p) << 16); }
 
-// half_at as a vector, which takes fewer instructions than to multiply one float and repeat it.
+// The f16 at ``p``: half_at may read the six bytes behind it, last_half the six before it. halves_at is half_at 16 times.
+#ifdef __x86_64__
+// For compilers that know the processor; PoCL calls a function for vload_half. The vector takes fewer instructions than to
+// multiply one float and repeat it.
+static inline float half_at(__global const uchar *p) { return half_above(BYTES2(p) << 16); }
 static inline float16 halves_at(__global const uchar *p)
 {
     return as_float16((int16)small_above(BYTES2(p) << 16)) * 0x1p112f;
 }
+#define last_half half_at
+#else
+// One instruction converts four. Intel's compiler puts a single one into any register, perhaps that of a sum, which the
+// conversion then waits for. Blocks with an f16 have an even number of bytes.
+#define HALVES4(p) vload_half4(0, (__global const half *)(p))
+static inline float half_at(__global const uchar *p) { return HALVES4(p).x; }
+static inline float last_half(__global const uchar *p) { return HALVES4(p - 6).w; }
+static inline float16 halves_at(__global const uchar *p) { return (float16)half_at(p); }
+#endif
 
 // Low halves of 16 bytes, or high halves.
 static inline int16 nibbles(const uchar16 bytes, const int high)
@@ -225,7 +233,7 @@ static inline float16 decode(__global const uchar *b, const int part)
 {
     // 16 scales, 2-bit fields of two times 32 bytes, f16 scale and offset
     const int16 q = convert_int16(BYTES16(b + 16 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
-    return scaled(half_at(b + 80) * (b[part] & 15), half_at(b + 82) * (b[part] >> 4), q);
+    return scaled(last_half(b + 80) * (b[part] & 15), last_half(b + 82) * (b[part] >> 4), q);
 }
 
 #elif defined(BLOCKS_q3_k)
@@ -238,7 +246,7 @@ static inline float16 decode(__global const uchar *b, const int part)
     const int16 third = convert_int16(BYTES16(b + part % 2 * 16)) >> part / 2 & 1;
     const int four = part < 8 ? b[96 + part] & 15 : b[96 + part - 8] >> 4;
     const int six = four | (b[104 + part % 4] >> part / 4 * 2 & 3) << 4;
-    return centred(half_at(b + 108) * (six - 32), 4.0f, low | third << 2);
+    return centred(last_half(b + 108) * (six - 32), 4.0f, low | third << 2);
 }
 
 #elif defined(BLOCKS_q4_k) || defined(BLOCKS_q5_k)
@@ -274,7 +282,7 @@ static inline float16 decode(__global const uchar *b, const int part)
     // low halves of two times 64 bytes, 2-bit fields of two times 32 bytes, 16 signed scales, f16 scale
     const int16 low = nibbles(BYTES16(b + part / 8 * 64 + part % 4 * 16), part % 8 / 4);
     const int16 high = convert_int16(BYTES16(b + 128 + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
-    return half_at(b + 208) * (char)b[192 + part] * convert_float16((low | high << 4) - 32);
+    return last_half(b + 208) * (char)b[192 + part] * convert_float16((low | high << 4) - 32);
 }
 
 #elif defined(BLOCKS_iq4_xs)
@@ -304,7 +312,7 @@ static inline float16 decode(__global const uchar *b, const int part)
         const uchar power = digit == 0 ? 1 : digit == 1 ? 3 : digit == 2 ? 9 : digit == 3 ? 27 : 81;
         fraction = BYTES16(b + (part < 10 ? part % 2 * 16 : 32)) * (uchar16)power;
     }
-    return half_at(b + 52) * convert_float16((convert_int16(fraction) * 3 >> 8) - 1);
+    return last_half(b + 52) * convert_float16((convert_int16(fraction) * 3 >> 8) - 1);
 }
 
 #elif defined(BLOCKS_tq2_0)
@@ -313,7 +321,7 @@ static inline float16 decode(__global const uchar *b, const int part)
 static inline float16 decode(__global const uchar *b, const int part)
 {
     const int16 q = convert_int16(BYTES16(b + part / 8 * 32 + part % 2 * 16)) >> part % 8 / 2 * 2 & 3;
-    return half_at(b + 64) * convert_float16(q - 1);
+    return last_half(b + 64) * convert_float16(q - 1);
 }
 
 #elif defined(CODEBOOK)

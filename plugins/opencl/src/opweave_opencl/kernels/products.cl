@@ -4,7 +4,8 @@
 //   panel  one work-item computes a block of rows of PANELS x COLUMNS columns. It packs what it needs of b into local
 //          memory, and keeps ROWS x COLUMNS sums in registers: vectors along n.
 //   dots   a and b both lie along k without gaps: ROWS x 4 sums in registers, which are vectors along k.
-//   decoded  one row of a and quantized b, which is decoded in registers, or unpacked by unpacking.cl.
+//   decoded  one row of a and quantized b, which is decoded in registers, or unpacked by unpacking.cl; PAIRED: whether
+//            two columns at once may pay.
 //   tile   a group of 16 x 16 work-items computes a square of elements, EACH x EACH by each, from tiles in local memory.
 //   strip  few rows of a, which lie along k without gaps as those of b do: a group shares each column.
 //
@@ -310,39 +311,65 @@ __kernel UNVECTORIZED void dots(PARAMETERS)
 #endif
 
 #ifdef DECODED
-// Adds what a block contributes to two sums; elements(block, part) are 16 of it.
-#define ADD_BLOCK(elements, block) \
+#define X(part) LOAD16(x + 16 * (part))
+
+// Two columns at once, which share what is loaded of a, where there are registers for their sums; else sums for every other
+// vector, since each addition to one waits for the addition before it. elements(block, part) are 16 of a block.
+#if defined(UNPACKED) && PAIRED && !defined(FEW_REGISTERS)
+#define STEP 2
+#define ADD_BLOCK(elements, block, other) \
     UNROLL for (int part = 0; part < PARTS; part += 2) \
     { \
-        one += LOAD16(x + part * 16) * elements(block, part); \
-        two += LOAD16(x + part * 16 + 16) * elements(block, part + 1); \
+        const float16 even = X(part), odd = X(part + 1); \
+        one += even * elements(block, part), two += odd * elements(block, part + 1); \
+        three += even * elements(other, part), four += odd * elements(other, part + 1); \
     }
+#else
+#define STEP 1
+#define ADD_BLOCK(elements, block, other) \
+    UNROLL for (int part = 0; part < PARTS; part += 4) \
+    { \
+        one += X(part) * elements(block, part), two += X(part + 1) * elements(block, part + 1); \
+        if (part + 2 < PARTS) \
+            three += X(part + 2) * elements(block, part + 2), four += X(part + 3) * elements(block, part + 3); \
+    }
+#endif
 
-#define ADD_SCALED(sum) \
-    sum += scale_of(block) * (LOAD16(x) * quants(block, 0) + LOAD16(x + 16) * quants(block, 1));
+#define ADD_SCALED(sum) sum += scale_of(block) * (X(0) * quants(block, 0) + X(1) * quants(block, 1));
 
 __kernel UNVECTORIZED void decoded(PARAMETERS)
 {
 #ifdef UNPACKED
 #define BLOCKS_AT_ONCE 4L // so many that the compiler does not keep what is unpacked in registers
-    __local Unpacked ready[BLOCKS_AT_ONCE];
+    __local Unpacked ready[STEP][BLOCKS_AT_ONCE];
 #endif
     M_AND_K;
     ENTER_BATCH(get_global_id(2));
     const long end = min((long)(get_global_id(0) + 1) * p.width, p.n);
     for (long row = 0; row < m; row++)
-        for (long column = get_global_id(0) * p.width; column < end; column++) {
+        for (long column = get_global_id(0) * p.width; column < end; column += STEP) {
             __global const float *x = a + A_ROW(row);
             __global const uchar *block = b + column * p.b_n;
             float16 one = 0.0f, two = 0.0f;
+#ifndef ONE_SCALE
+            float16 three = 0.0f, four = 0.0f;
+#endif
 #ifdef UNPACKED
+            // A column past the end is computed from the last one and thrown away.
+            const long next = column + 1 < end ? p.b_n : 0;
             for (long left = depth / COUNT; left > 0; left -= BLOCKS_AT_ONCE) {
                 const int blocks = min(left, BLOCKS_AT_ONCE);
-                for (int i = 0; i < blocks; i++, block += BYTES) {
-                    FETCH_AHEAD(block);
-                    unpack(block, &ready[i]);
-                }
-                for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(unpacked, &ready[i])
+                for (int i = 0; i < blocks; i++, block += BYTES)
+                    UNROLL for (int c = 0; c < STEP; c++)
+                    {
+#if STEP == 2
+                        FETCH(block + c * next + 2 * p.b_n); // in the columns that come next
+#else
+                        FETCH_AHEAD(block);
+#endif
+                        unpack(block + c * next, &ready[c][i]);
+                    }
+                for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(unpacked, &ready[0][i], &ready[STEP - 1][i])
             }
 #elif defined(ONE_SCALE)
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
@@ -355,10 +382,19 @@ __kernel UNVECTORIZED void decoded(PARAMETERS)
 #else
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
                 FETCH_AHEAD(block);
-                ADD_BLOCK(decode, block)
+                ADD_BLOCK(decode, block, block)
             }
 #endif
-            STORE(T, lanes_sum(one + two) + BIAS_AT(row, column), out, OUT_ROW(row) + column * p.out_n);
+#ifdef ONE_SCALE
+#define TOTAL (one + two)
+#elif STEP == 1
+#define TOTAL ((one + two) + (three + four))
+#else
+#define TOTAL (one + two)
+            if (next)
+                STORE(T, lanes_sum(three + four) + BIAS_AT(row, column + 1), out, OUT_ROW(row) + (column + 1) * p.out_n);
+#endif
+            STORE(T, lanes_sum(TOTAL) + BIAS_AT(row, column), out, OUT_ROW(row) + column * p.out_n);
         }
 }
 #endif

@@ -162,7 +162,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
         width = max(1, min(32, p.n * prod(p.batch) // (16 * tuning.units)))
         group = (1, 1, 1)
         kernel, size = "decoded", (-(-p.n // width), 1, _batches(p))
-        macros |= {"DECODED": "1"}
+        macros |= {"DECODED": "1", "PAIRED": str(int(tuning.wide_registers))}
     elif p.along_k and not _sums_are_short(p):
         block, depth, width = _dots_sizes(p, tuning)
         one = _rows_each(p) == 1

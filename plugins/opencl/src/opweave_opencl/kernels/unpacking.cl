@@ -91,15 +91,15 @@ static inline void unpack(__global const uchar *b, __local Unpacked *to)
 
 #if defined(BLOCKS_q2_k)
     const uchar16 both = BYTES16(b);
-    scales[0] = half_at(b + 80) * convert_float16(both & (uchar)15);
-    scales[1] = half_at(b + 82) * convert_float16(both >> (uchar)4);
+    scales[0] = last_half(b + 80) * convert_float16(both & (uchar)15);
+    scales[1] = last_half(b + 82) * convert_float16(both >> (uchar)4);
     UNROLL for (int i = 0; i < 4; i++) q[i] = FIELDS64(TWICE32(b + 16 + i / 2 * 32), i % 2 * 4, 2, 3);
 
 #elif defined(BLOCKS_q3_k)
     const uint one = BYTES4(b + 96), two = BYTES4(b + 100), high = BYTES4(b + 104);
     const uint4 fours = FIELDS((uint4)(one, two, one, two), (uint4)(0, 0, 4, 4), 15);
     const uint4 pairs = FIELDS((uint4)high, (uint4)(0, 2, 4, 6), 3) << 4;
-    scales[0] = half_at(b + 108) * convert_float16(as_char16(fours | pairs) - (char)32);
+    scales[0] = last_half(b + 108) * convert_float16(as_char16(fours | pairs) - (char)32);
     UNROLL for (int i = 0; i < 4; i++)
     {
         const uint16 low = FIELDS64(TWICE32(b + 32 + i / 2 * 32), i % 2 * 4, 2, 3);
@@ -107,7 +107,7 @@ static inline void unpack(__global const uchar *b, __local Unpacked *to)
     }
 
 #elif defined(BLOCKS_q6_k)
-    scales[0] = half_at(b + 208) * convert_float16(CHARS16(b + 192));
+    scales[0] = last_half(b + 208) * convert_float16(CHARS16(b + 192));
     UNROLL for (int i = 0; i < 4; i++)
     {
         const uint16 low = FIELDS(BYTES64(b + i / 2 * 64), i % 2 * 4, 15);
@@ -125,7 +125,7 @@ static inline void unpack(__global const uchar *b, __local Unpacked *to)
     const uint4 head = as_uint4(BYTES16(b));
     const uint4 low = FIELDS(head.s1323, (uint4)(0, 0, 0, 4), (uint4)(63, 15, 63, 15));
     const uint4 high = FIELDS(head.s1122, 2, (uint4)(0, 48, 0, 48));
-    const float8 scale = half_above(head.s0 << 16), offset = half_above(head.s0);
+    const float8 scale = half_at(b), offset = half_at(b + 2);
     scales[0] = (float16)(scale, offset) * convert_float16(as_uchar16(low | high));
     UNROLL for (int i = 0; i < 4; i++)
     {
