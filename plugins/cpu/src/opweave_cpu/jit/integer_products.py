@@ -173,7 +173,8 @@ def _few(form: Form, digits: Digits, tail: int, rows: int, biases: Sequence[Arg]
     with writer.rows() as places:
         cells = [[writer.cell(zero) for _ in range(3)] for _ in range(rows)]
         with writer.loop(_I64(0), writer.length, 1) as s:
-            integers, factors = form.decode(weights.stretch(places[0], s))
+            vectors, factors = form.decode(weights.stretch(places[0], s))
+            integers = form.integers(code, vectors)
             first = writer.at(1, _I64(0), s)
             for r, (*sums, rest) in enumerate(cells):
                 x = code.add(first, _I64(r * record))
@@ -237,7 +238,7 @@ def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DT
     sums = writer.array(vector_type("f32"), vectors * CHUNK)
     panel = writer.array(vector_type("i32"), vectors * BYTES)
     factors = writer.array(vector_type("f32"), vectors * LANES)
-    unpacked = writer.array(vector_type("i32"), 5 * height)
+    unpacked = writer.array(vector_type("i32"), (form.vectors + 1) * height)
     together = _together()
     with chunks(writer) as (n, chunk, rows):
         clear_sums(writer, sums, code.mul(rows, _I64(vectors)), vectors * together)
@@ -265,11 +266,19 @@ def _transpose(writer: Writer, form: Form, unpacked: Any, height: int, panel: An
     """Rows of integers and factors become columns: four integers of one place, or a factor, of each of the rows. The
     integers are put into the order of the activations."""
     code, kind = writer.code, vector_type("i32")
-    for k in range(5):
-        rows = [load(code, kind, code.add(unpacked, _I64((k * height + r) * VECTOR_BYTES)), 64) for r in range(LANES)]
-        for lane, column in enumerate(transposed(code, rows)):
-            at = lane if k == 4 else 4 * form.order[4 * k + lane // 4] + lane % 4
-            store(code, column, code.add(factors if k == 4 else panel, _I64(at * VECTOR_BYTES)), 64)
+
+    def columns(k: int) -> list[Any]:
+        at = [code.add(unpacked, _I64((k * height + r) * VECTOR_BYTES)) for r in range(LANES)]
+        return transposed(code, [load(code, kind, address, VECTOR_BYTES) for address in at])
+
+    for k in range(form.vectors):
+        for lane, column in enumerate(columns(k)):
+            parts = form.integers(code, [code.bitcast(column, ir.VectorType(_I8, BYTES))])
+            for number, part in enumerate(parts, len(parts) * k):
+                at = 4 * form.order[4 * number + lane // 4] + lane % 4
+                store(code, part, code.add(panel, _I64(at * VECTOR_BYTES)), VECTOR_BYTES)
+    for lane, column in enumerate(columns(form.vectors)):
+        store(code, column, code.add(factors, _I64(lane * VECTOR_BYTES)), VECTOR_BYTES)
 
 
 def _multiply(

@@ -107,6 +107,26 @@ def _dot_by_pairs(code: Any, integers: Any, x: Any, *, signed: bool) -> Any:
     return code.call(add, [twos, ir.Constant(pairs, [1] * (n // 2))])
 
 
+def _masked(code: Any, value: Any, mask: int) -> Any:
+    return code.and_(value, ir.Constant(value.type, [mask] * value.type.count))
+
+
+def _shifted(code: Any, value: Any, *by: int) -> Any:
+    """Bytes shifted right, or left where ``by`` is negative: each of ``len(by)`` equal parts of the vector by one of
+    ``by``. Bits of neighbouring bytes come in, which the caller masks."""
+    pairs = _of(_I16, BYTES // 2)
+    words = code.bitcast(value, pairs)
+    for sign, shift in ((1, code.lshr), (-1, code.shl)):
+        each = [max(0, sign * b) for b in by for _ in range(BYTES // 2 // len(by))]
+        if any(each):
+            words = shift(words, ir.Constant(pairs, each))
+    return code.bitcast(words, _of(_I8, BYTES))
+
+
+def _nibbles(code: Any, value: Any) -> tuple[Any, Any]:
+    return _masked(code, value, 15), _masked(code, _shifted(code, value, 4), 15)
+
+
 class Stretch:
     """One stretch, while a kernel is written.
 
@@ -153,23 +173,6 @@ class Stretch:
             whole = [self.code.shuffle_vector(a, b, lanes) for a, b in zip(whole[::2], whole[1::2], strict=True)]
         return whole[0]
 
-    def masked(self, value: Any, mask: int) -> Any:
-        return self.code.and_(value, ir.Constant(value.type, [mask] * value.type.count))
-
-    def shifted(self, value: Any, *by: int) -> Any:
-        """Bytes shifted right, or left where ``by`` is negative: each of ``len(by)`` equal parts of the vector by one
-        of ``by``. Bits of neighbouring bytes come in, which the caller masks."""
-        code, pairs = self.code, _of(_I16, BYTES // 2)
-        words = code.bitcast(value, pairs)
-        for sign, shift in ((1, code.lshr), (-1, code.shl)):
-            each = [max(0, sign * b) for b in by for _ in range(BYTES // 2 // len(by))]
-            if any(each):
-                words = shift(words, ir.Constant(pairs, each))
-        return code.bitcast(words, _of(_I8, BYTES))
-
-    def nibbles(self, value: Any) -> tuple[Any, Any]:
-        return self.masked(value, 15), self.masked(self.shifted(value, 4), 15)
-
     def bits(self, at: int, first: int, blocks: Sequence[int]) -> Any:
         """``<64 x i8>``: 16 where a bit of the i32 at that place is set, of each block 16 bits from the first one."""
         code = self.code
@@ -197,6 +200,7 @@ class Stretch:
 
 
 Decoded = tuple[list[Any], Vector]
+"""Vectors of bytes, as `Form.integers` takes them, and the factors."""
 
 
 def _bytes(*, signed: bool) -> Callable[[Stretch], Decoded]:
@@ -211,10 +215,13 @@ def _bytes(*, signed: bool) -> Callable[[Stretch], Decoded]:
 
 def _of_nibbles(heads: tuple[int, int], quants: int, upper: int | None = None) -> Callable[[Stretch], Decoded]:
     def decode(s: Stretch) -> Decoded:
-        vectors = []
-        for blocks in (range(4), range(4, 8)):
-            for k, part in enumerate(s.nibbles(s.bytes(quants, 16, blocks))):
-                vectors.append(part if upper is None else s.code.or_(part, s.bits(upper, 16 * k, blocks)))
+        halves = range(4), range(4, 8)
+        vectors = [s.bytes(quants, 16, blocks) for blocks in halves]
+        if upper is not None:
+            pairs = [(_nibbles(s.code, v), blocks) for v, blocks in zip(vectors, halves, strict=True)]
+            vectors = [
+                s.code.or_(part, s.bits(upper, 16 * k, blocks)) for pair, blocks in pairs for k, part in enumerate(pair)
+            ]
         return vectors, s.halves(*heads)
 
     return decode
@@ -224,14 +231,14 @@ def _in_parts(quants: int, upper: int | None) -> Callable[[Stretch], Decoded]:
     """Eight parts of 32 integers, two of them in each 32 bytes; their fifth bits in the bytes at ``upper``."""
 
     def decode(s: Stretch) -> Decoded:
-        vectors = []
-        high = None if upper is None else s.bytes(upper, 32)
-        for k in (0, 1):
-            for odd, part in enumerate(s.nibbles(s.bytes(quants + 64 * k, 64))):
-                if high is not None:
-                    first = 4 * k + odd  # the bit of the first 32 integers; that of the others is two further
-                    part = s.code.or_(part, s.masked(s.shifted(high, first - 4, first - 2), 16))
-                vectors.append(part)
+        vectors = [s.bytes(quants + 64 * k, 64) for k in (0, 1)]
+        if upper is not None:
+            high, code = s.bytes(upper, 32), s.code
+            parts = [(4 * k + odd, part) for k in (0, 1) for odd, part in enumerate(_nibbles(code, vectors[k]))]
+            # ``first``: the bit of the first 32 integers; that of the others is two further.
+            vectors = [
+                code.or_(part, _masked(code, _shifted(code, high, first - 4, first - 2), 16)) for first, part in parts
+            ]
         return vectors, _scales_of_parts(s)
 
     return decode
@@ -263,8 +270,9 @@ def _q6_k(s: Stretch) -> Decoded:
     vectors = []
     for n in (0, 1):
         low, high = s.bytes(64 * n, 64), s.bytes(128 + 32 * n, 32)
-        for k, part in enumerate(s.nibbles(low)):
-            vectors.append(s.code.or_(part, s.masked(s.shifted(high, 4 * k - 4, 4 * k - 2), 48)))
+        for k, part in enumerate(_nibbles(s.code, low)):
+            upper = _masked(s.code, _shifted(s.code, high, 4 * k - 4, 4 * k - 2), 48)
+            vectors.append(s.code.or_(part, upper))
     scales = Vector(s.code, s.load(vector_type("i8"), 192), "i8").to("i32").to("f32")
     return vectors, scales * s.half(208)
 
@@ -281,8 +289,8 @@ class Form(NamedTuple):
         offset: what gives g: ``offset h`` with 8 groups, ``offset f`` with 16.
         order: the runs of 16 weights in the order of the integers.
         signed: whether integers have a sign.
-        largest: their largest magnitude.
-        decode: unpacks a stretch.
+        largest: their largest magnitude. Those up to 15 are decoded as pairs of vectors in the halves of bytes.
+        decode: reads a stretch.
     """
 
     size: int
@@ -304,6 +312,15 @@ class Form(NamedTuple):
     def has_rest(self) -> bool:
         """Whether weights have something beside ``f (q - middle)``."""
         return abs(self.offset) == 1
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors `decode` gives."""
+        return 2 if self.largest <= 15 else 4
+
+    def integers(self, code: Any, vectors: Sequence[Any]) -> list[Any]:
+        """The integers of vectors that `decode` gave, or that have the bytes of such in another order."""
+        return [part for v in vectors for part in _nibbles(code, v)] if self.largest <= 15 else [*vectors]
 
     @property
     def group_of_run(self) -> tuple[int, ...]:

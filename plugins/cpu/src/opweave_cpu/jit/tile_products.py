@@ -52,7 +52,7 @@ def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg],
             with writer.loop(_I64(0), _I64(LANES), 1) as lane:
                 row = code.add(writer.at(0, n), code.mul(lane, row_bytes(writer)))
                 vectors, factors = form.decode(weights.stretch(row, s))
-                product.keep(lane, vectors, factors)
+                product.keep(lane, form.integers(code, vectors), factors)
             with writer.loop(_I64(0), rows, LANES) as r:
                 record = writer.at(1, _I64(0), s, code.add(chunk, r))
                 product.multiply(registers, record, place(code, sums, r))
