@@ -50,6 +50,19 @@ def copies(program: ow.Program[Any]) -> list[Any]:
 # --- the procedure of a backend --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_without_axes_are_exchanged(cpus, count):
+    """Each device adds up its part of a weight; the partial sums are single numbers."""
+    devices, array = cpus[:count], integers(6, 4)
+    whole = ow.weights({"w": array}, device=ow.Sharded(devices, multiple=1))["w"]
+    with ow.Scheduler(devices) as scheduler:
+        program = scheduler.build([ow.sum(whole), ow.sum(whole) * whole])
+        total, scaled = program.run()
+        assert total == array.sum()
+        assert np.array_equal(scaled, array.sum() * array)
+        assert {c.kind for c in copies(program)} >= {"send", "all_reduce"}
+
+
 @pytest.mark.parametrize("parallel", [False, 2])
 @pytest.mark.parametrize(("together", "sends"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("count", [2, 3])

@@ -95,14 +95,18 @@ class Sum:
 
 
 class Gathering:
-    """A call that puts arrays together along the axis in which their shapes differ from that of ``out``."""
+    """A call that puts arrays together along the axis in which their shapes differ from that of ``out``, or copies a
+    single one of its shape."""
 
     __slots__ = ("_pieces",)
 
     def __init__(self, out: Array, parts: Sequence[Array]) -> None:
-        axis = next((a for a, n in enumerate(out.shape) if n != parts[0].shape[a]), 0)
+        axis = next((a for a, n in enumerate(out.shape) if n != parts[0].shape[a]), None)
         pieces, start = [], 0
         for part in parts:
+            if axis is None:
+                pieces.append((out, part))
+                continue
             stop = start + part.shape[axis]
             pieces.append((out[(slice(None),) * axis + (slice(start, stop),)], part))
             start = stop
