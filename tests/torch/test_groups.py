@@ -184,6 +184,30 @@ def test_a_feed_forward_block_is_one_call(
                 feeds["x"][0, 3, 4], feeds["x"][1, 4, 4] = np.inf, np.nan
 
 
+@pytest.mark.parametrize("turned", ["nothing", "sum", "result"])
+@pytest.mark.parametrize("form", [(3, 6, 320), (18, 320), (9, 2, 320), (9, 640)])
+def test_steps_behind_a_product_may_show_it_in_another_shape(
+    device: TorchCpuDevice, form: tuple[int, ...], turned: str
+) -> None:
+    """What is added may be repeated, or lie in another order; the sum may be left in another order too."""
+    w = ow.weights({"up": matrix(640, INPUTS), "down": matrix(640, form[-1])})
+    x = ow.input("x", (ROWS, INPUTS))
+    active = ow.gelu(ow.linear(x, w["up"]).reshape(form))
+    down = ow.linear(active, w["down"])
+    other = ow.input("other", down.shape[::-1] if turned == "sum" else down.shape[-1:])
+    added = down + (other.transpose(*reversed(range(len(down.shape)))) if turned == "sum" else other)
+    result = ow.layer_norm(added)
+    if turned == "result":
+        result = result.transpose(*reversed(range(len(down.shape))))
+    rng = np.random.default_rng(3)
+    feeds = {"x": rng.standard_normal(x.shape).astype(F), "other": rng.standard_normal(other.shape).astype(F)}
+    outputs = [result, ow.relu(ow.linear(x, w["up"])).reshape(form) * 1.0]
+    got, _ = run(device, outputs, feeds)
+    want, _ = run("host", outputs, feeds)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
 def test_a_norm_of_a_sum_that_others_read_stays_behind_it(device: TorchCpuDevice) -> None:
     """As in decoders: the sum is stored, for the next block too."""
     w = ow.weights({"w": matrix(INPUTS, INPUTS)})

@@ -16,7 +16,7 @@ from opweave_torch.kernels.activation import FUNCTIONS, SMALL, gelu
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.matmul import as_source
 from opweave_torch.kernels.packed_products import computed_in, product_of_int4
-from opweave_torch.memory import tensor, torch_dtype
+from opweave_torch.memory import reshaped, tensor, torch_dtype
 from opweave_torch.native import gelu_of_packed_product, packed_product
 from opweave_torch.packed import PackedType
 from opweave_torch.packed_weight import PackedWeight, merged_weight
@@ -91,23 +91,23 @@ class _Bias:
 
 
 class _Packed:
-    """A product with a packed weight: a function of rows that makes a new tensor."""
+    """A product of a matrix with a packed weight: a function that makes a new tensor."""
 
     def __init__(self, step: Step, constant: Set[int]) -> None:
-        self._weight, self._inputs = step.srcs[1].handle, step.srcs[1].shape[1]
+        self._weight = step.srcs[1].handle
         self.bias = _Bias([step], constant)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return packed_product(x.view(-1, self._inputs), self._weight.value.packed, self.bias())
+        return packed_product(x, self._weight.value.packed, self.bias())
 
     def gelu(self, x: Tensor) -> Tensor:
         """The exact gelu of the product, NaN where the product is infinite."""
-        return gelu_of_packed_product(x.view(-1, self._inputs), self._weight.value.packed, self.bias())
+        return gelu_of_packed_product(x, self._weight.value.packed, self.bias())
 
 
 class ProductChain:
     """A product, and steps that each read nothing computed but the result of the one before them and operands from
-    outside: activations, further products, sums, a layer norm. Results between them are tensors of torch's own; the
+    outside: activations, further products, sums, a layer norm. Results between them are matrices of torch's own; the
     last step stores.
 
     Args:
@@ -121,7 +121,7 @@ class ProductChain:
         last = steps[-1]
         self._before: Sequence[Call]
         self._source, self._before = as_source(x, arrays)
-        self._target = tensor(last.out)
+        self._target, *self._others = _alike(last.out, *_others(last, steps[-2]))
         if isinstance(w.buffer_type, PackedType):
             functions: list[Callable[[Tensor], Tensor]] = [_Packed(steps[0], constant)]
         else:
@@ -134,11 +134,13 @@ class ProductChain:
         # The same with each gelu behind a product computed with it, in oneDNN's registers.
         self._folded: list[Callable[[Tensor], Tensor]] = []
         self._store_folded = self._store
-        for step, function in zip(steps, functions, strict=True):
+        for before, step, function in zip((None, *steps), steps, functions, strict=False):
             product_before = self._folded[-1] if self._folded else None
             if (
                 step.op == "gelu"
+                and before is not None
                 and isinstance(product_before, _Packed)
+                and _form(step.out) == _form(before.out)
                 and (step is not last or last.out.size > SMALL)
             ):
                 self._folded[-1] = product_before.gelu
@@ -170,38 +172,58 @@ class ProductChain:
             product.bias.refresh()
 
     def _copy(self, x: Tensor) -> None:
-        self._target.copy_(x.view(self._target.shape))
+        shape = self._target.shape
+        self._target.copy_(x if x.shape == shape else x.view(shape))
 
     def _stored(self, steps: Sequence[Step], function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
         """The last step, which stores its result."""
         before, step = steps[-2:]
-        target, shape = self._target, self._target.shape
+        target = self._target
         if step.op == "add":
-            other = _other(step, before)
-            return lambda x: torch.add(x.view(shape), other, out=target)
+            (other,) = self._others
+            return _of_shape(target.shape, before, lambda x: torch.add(x, other, out=target))
         if step.op not in ACTIVATIONS:
             return lambda x: self._copy(function(x))
         activation = ACTIVATIONS[step.op]
+        store = _of_shape(target.shape, before, lambda x: activation(x, out=target))
 
-        def store(x: Tensor) -> None:
+        def store_rounded(x: Tensor) -> None:
             if x.dtype is target.dtype:
-                activation(x.view(shape), out=target)
+                store(x)
             else:  # rounded first, as it would be by itself
                 self._copy(x)
                 activation(target, out=target)
 
-        return store
+        return store_rounded
 
 
-def _other(step: Step, before: Step) -> Tensor:
-    """What a sum adds to the result of the step before it."""
-    (other,) = [tensor(src) for src in step.srcs if src.value != before.out.value]
-    return other
+def _form(arg: Arg) -> tuple[int, ...]:
+    """The shape of an operand as a matrix."""
+    return math.prod(arg.shape[:-1]), arg.shape[-1]
+
+
+def _others(step: Step, before: Step) -> list[Arg]:
+    """What a sum adds to the result of the step before it; of other steps nothing."""
+    return [src for src in step.srcs if src.value != before.out.value] if step.op == "add" else []
+
+
+def _alike(first: Arg, *others: Arg) -> list[Tensor]:
+    """Operands as matrices; as they are where one of them has another shape or is strided."""
+    form = _form(first)
+    found = [reshaped(arg, form) for arg in (first, *others) if arg.shape == first.shape]
+    matrices = [matrix for matrix in found if matrix is not None]
+    return matrices if len(matrices) == 1 + len(others) else [tensor(arg) for arg in (first, *others)]
+
+
+def _of_shape(shape: Sequence[int], before: Step, function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """A function of a tensor of some shape, for the matrix that the step before makes. Showing a tensor in another
+    shape takes as long as an addition of few rows."""
+    return function if tuple(shape) == _form(before.out) else lambda x: function(x.view(shape))
 
 
 def _function(step: Step, before: Step, constant: Set[int]) -> Callable[[Tensor], Tensor]:
-    """A step as a function of the result of the one before it, into which it may write."""
-    shape = step.out.shape
+    """A step as a function of the matrix that the step before it makes, into which it may write."""
+    form = _form(step.out)
     if step.op == "linear":
         return _Packed(step, constant)
     if step.op in ACTIVATIONS:
@@ -211,14 +233,17 @@ def _function(step: Step, before: Step, constant: Set[int]) -> Callable[[Tensor]
             activation(x, out=x)
             return x
 
-        return activated
+        return _of_shape(form, before, activated)
     if step.op == "add":
-        other = _other(step, before)
-        return lambda x: torch.add(x.view(shape), other)
+        (arg,) = _others(step, before)
+        other = _alike(arg)[0] if arg.shape == step.out.shape else tensor(arg)
+        if tuple(other.shape) == form:
+            return _of_shape(form, before, lambda x: x.add_(other) if x.dtype is other.dtype else torch.add(x, other))
+        return lambda x: torch.add(x.view(step.out.shape), other).reshape(form)
     assert step.op == "layer_norm", step.op
     weight, bias = [*map(tensor, step.srcs[1:]), None, None][:2]
     eps = step.attrs["eps"]
-    return lambda x: torch.layer_norm(x.view(shape), shape[-1:], weight, bias, eps)
+    return _of_shape(form, before, lambda x: torch.layer_norm(x, form[1:], weight, bias, eps))
 
 
 # --- several products -----------------------------------------------------------------------------------------------
@@ -267,11 +292,17 @@ class MergedProduct:
         return packed_product(self._source, self._whole, self._bias())
 
     def _stores(self, products: Sequence[Step], counts: Sequence[int]) -> Call:
-        targets = [tensor(step.out) for step in products]
+        targets = [_alike(step.out)[0] for step in products]
+        if all(target.dim() == 2 for target in targets):
 
-        def run() -> None:
-            for part, target in zip(self._product().split(counts, 1), targets, strict=True):
-                target.copy_(part.view(target.shape))
+            def run() -> None:
+                for part, target in zip(self._product().split(counts, 1), targets, strict=True):
+                    target.copy_(part)
+        else:
+
+            def run() -> None:
+                for part, target in zip(self._product().split(counts, 1), targets, strict=True):
+                    target.copy_(part.view(target.shape))
 
         return run
 
