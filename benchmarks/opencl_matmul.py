@@ -11,8 +11,8 @@ The contestants take turns in one process, on all cores; the device is the first
 - ``bound``: the same number of multiplications and additions in registers, on the same device: what remains to be
   gained by any kernel there. (BLAS may be above it, where it wakes its threads faster.)
 
-All have to agree on the result first. Figures are minima, in milliseconds. Before each sample there is a pause: threads of
-OpenBLAS go on spinning, which made whatever came next take up to twice as long. Targets: at least 0.7 of what BLAS
+All have to agree on the result first. Figures are minima, in milliseconds. Before each sample there is a pause: threads
+of OpenBLAS go on spinning, which made whatever came next take up to twice as long. Targets: at least 0.7 of what BLAS
 computes in the same time, and less time than tinygrad without search.
 """
 
