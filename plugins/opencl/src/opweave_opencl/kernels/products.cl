@@ -313,25 +313,40 @@ __kernel UNVECTORIZED void dots(PARAMETERS)
 #ifdef DECODED
 #define X(part) LOAD16(x + 16 * (part))
 
+// Adds the products of two vectors with two parts of a block to two sums.
+#if defined(UNPACKED) && defined(OFFSETS) && SHARING == 2
+#define ADD_PARTS(sum, less, block, part, even, odd) \
+    sum += SCALE_OF(block, part) * (even * levels_of(block, part) + odd * levels_of(block, part + 1)); \
+    less -= OFFSET_OF(block, part) * (even + odd);
+#else
+#ifdef UNPACKED
+#define ELEMENTS unpacked
+#else
+#define ELEMENTS decode
+#endif
+#define ADD_PARTS(sum, second, block, part, even, odd) \
+    sum += even * ELEMENTS(block, part); \
+    second += odd * ELEMENTS(block, part + 1);
+#endif
+
 // Two columns at once, which share what is loaded of a, where there are registers for their sums; else sums for every other
-// vector, since each addition to one waits for the addition before it. elements(block, part) are 16 of a block.
+// pair of parts, since each addition to one waits for the addition before it.
 #if defined(UNPACKED) && PAIRED && !defined(FEW_REGISTERS)
 #define STEP 2
-#define ADD_BLOCK(elements, block, other) \
+#define ADD_BLOCK(block, other) \
     UNROLL for (int part = 0; part < PARTS; part += 2) \
     { \
         const float16 even = X(part), odd = X(part + 1); \
-        one += even * elements(block, part), two += odd * elements(block, part + 1); \
-        three += even * elements(other, part), four += odd * elements(other, part + 1); \
+        ADD_PARTS(one, two, block, part, even, odd) \
+        ADD_PARTS(three, four, other, part, even, odd) \
     }
 #else
 #define STEP 1
-#define ADD_BLOCK(elements, block, other) \
+#define ADD_BLOCK(block, other) \
     UNROLL for (int part = 0; part < PARTS; part += 4) \
     { \
-        one += X(part) * elements(block, part), two += X(part + 1) * elements(block, part + 1); \
-        if (part + 2 < PARTS) \
-            three += X(part + 2) * elements(block, part + 2), four += X(part + 3) * elements(block, part + 3); \
+        ADD_PARTS(one, two, block, part, X(part), X(part + 1)) \
+        if (part + 2 < PARTS) { ADD_PARTS(three, four, block, part + 2, X(part + 2), X(part + 3)) } \
     }
 #endif
 
@@ -369,7 +384,7 @@ __kernel UNVECTORIZED void decoded(PARAMETERS)
 #endif
                         unpack(block + c * next, &ready[c][i]);
                     }
-                for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(unpacked, &ready[0][i], &ready[STEP - 1][i])
+                for (int i = 0; i < blocks; i++, x += COUNT) ADD_BLOCK(&ready[0][i], &ready[STEP - 1][i])
             }
 #elif defined(ONE_SCALE)
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
@@ -382,7 +397,7 @@ __kernel UNVECTORIZED void decoded(PARAMETERS)
 #else
             for (long k = 0; k < depth; k += COUNT, x += COUNT, block += BYTES) {
                 FETCH_AHEAD(block);
-                ADD_BLOCK(decode, block, block)
+                ADD_BLOCK(block, block)
             }
 #endif
 #ifdef ONE_SCALE

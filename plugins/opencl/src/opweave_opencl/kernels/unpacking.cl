@@ -5,7 +5,8 @@
 // Macros: BLOCKS_<name>, as blocks.cl, which comes before, as does vectors.cl; INTEGERS, whether smaller blocks are
 // unpacked, too, for products of their integers. UNPACKED is defined for types with such blocks:
 //   unpack(block, to)      a block as an Unpacked
-//   unpacked(from, part)   elements 16 * part .. 16 * part + 15 of it; ``part`` is a constant
+//   unpacked(from, part)   elements 16 * part .. 16 * part + 15 of it; ``part`` is a constant. They are made of
+//                          levels_of(from, part), q, and of SCALE_OF(from, part) and OFFSET_OF(from, part).
 //   unpack_row(block, to, n, ready)
 //
 // Where fields lie, and the order of the arithmetic, are those of decode.
@@ -32,12 +33,19 @@ typedef struct {
     float scales[COUNT == 32 ? 8 : 32];
 } Unpacked __attribute__((aligned(64)));
 
+static inline float16 levels_of(__local const Unpacked *from, const int part)
+{
+    return CONVERT(float16)(*(__local const GLUE(Q, 16) *)(from->q + 16 * part));
+}
+#define SCALE_OF(from, part) ((from)->scales[(part) / SHARING])
+#define OFFSET_OF(from, part) ((from)->scales[(PARTS + (part)) / SHARING])
+
 static inline float16 unpacked(__local const Unpacked *from, const int part)
 {
-    const float16 q = CONVERT(float16)(*(__local const GLUE(Q, 16) *)(from->q + 16 * part));
-    const float scale = from->scales[part / SHARING];
+    const float16 q = levels_of(from, part);
+    const float scale = SCALE_OF(from, part);
 #ifdef OFFSETS
-    return scale * q - from->scales[(PARTS + part) / SHARING];
+    return scale * q - OFFSET_OF(from, part);
 #else
     return scale * q;
 #endif
