@@ -164,8 +164,10 @@ def main() -> None:
     model = MiniLM(arrays)
     for size in SIZES:
         session = exported(model, *feeds(size))
-        limits = {"ort:cpu": 1.03, "torch:cpu": 1.1, "cpu": cpu_limit(), **dict.fromkeys(opencl(), 1.2)}
+        limits = {"ort:cpu": 1.03, "torch:cpu": 1.1, "cpu": cpu_limit()}
         compare(report, size, "the exported session", session, limits, "exact")
+        for name in opencl():  # by itself: the driver's threads slow down whoever comes next
+            compare(report, size, "the exported session", session, {name: 1.2}, "exact")
         limit = 0.95 if size[0] * size[1] <= 16 else 1.0
         compare(report, size, "torch in bf16", in_bf16(arrays, *feeds(size)), {"torch:cpu": limit}, "bf16")
     report.finish("MiniLM-L6, fastest of interleaved samples")
