@@ -37,8 +37,9 @@ ANY: Final = "*"
 LARGEST: Final = 1e24
 """The largest valid figure of a profile, in seconds, bytes or operations."""
 
-CONTENDED: Final = 0.1
-"""Threads that waited for a processor on average, from which on a profile is doubtful."""
+CONTENDED: Final = 0.3
+"""Threads that waited for a processor on average, from which on a profile is doubtful. Threads of this process that
+wait for each other make up to 0.1 themselves (`cpu` on two processors), a program beside them on each about 1."""
 
 
 class Curve(NamedTuple):
