@@ -39,7 +39,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def targets(found: Sequence[Mapping[str, Any]]) -> str:
     """How many targets are met, and which are not."""
-    missed = [f"{t['name']}: {text(t['value'])} {t['unit']} of {text(t['limit'])}" for t in found if not t["met"]]
+    missed = [
+        f"{t['name']}: {text(t['value'])} of {text(t['limit'])} {t['unit']}".rstrip() for t in found if not t["met"]
+    ]
     said = f"{len(found) - len(missed)} of {len(found)} targets are met"
     return f"{said}. Missed: {'; '.join(missed)}." if missed else f"{said}."
 

@@ -46,7 +46,7 @@ def test_a_table_is_replaced_and_nothing_else(generator: Any) -> None:
         "before\n<!-- figures: dispatch -->\n\nA Processor, 2 cores; load 0.1 before, 1.2 after.\n\n"
         "| additions | opweave us | library | ratio |\n|---:|---:|---|---:|\n"
         "| 1,000 | 235 | numpy |  |\n| 1 |  |  | 0.123 |\n\n"
-        "1 of 2 targets are met. Missed: 1,000 additions: 310 us of 250.\n"
+        "1 of 2 targets are met. Missed: 1,000 additions: 310 of 250 us.\n"
         "<!-- end -->\n<!-- figures: other -->\nkept\n<!-- end -->\n"
     )
     assert generator.written(once, {"dispatch": RESULT}) == once
