@@ -14,6 +14,7 @@ from opweave_cpu.device import CpuDevice
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import batched_products
+from tests.cpu.conftest import noted_results
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -23,15 +24,7 @@ Array = np.ndarray[Any, Any]
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `bind_products` returned, in order."""
-    found: list[Any] = []
-    bind = batched_products.bind_products
-
-    def noted(*args: Any) -> Any:
-        found.append(bind(*args))
-        return found[-1]
-
-    monkeypatch.setattr(batched_products, "bind_products", noted)
-    return found
+    return noted_results(monkeypatch, batched_products, "bind_products")
 
 
 def _check(product: ow.Tensor, given: dict[Any, Array], left: Array, right: Array) -> None:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import resampling  # noqa: E402
+from tests.cpu.conftest import noted_results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -22,15 +23,7 @@ pytestmark = pytest.mark.usefixtures("compiling")
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `bind_resampling` returned, in order."""
-    found: list[Any] = []
-    bind = resampling.bind_resampling
-
-    def noted(*args: Any) -> Any:
-        found.append(bind(*args))
-        return found[-1]
-
-    monkeypatch.setattr(resampling, "bind_resampling", noted)
-    return found
+    return noted_results(monkeypatch, resampling, "bind_resampling")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])

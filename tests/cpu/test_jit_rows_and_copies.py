@@ -19,6 +19,7 @@ from opweave_cpu.tunables import COMPILED_WORK
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import copies, transpose
+from tests.cpu.conftest import noted_results
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -110,19 +111,8 @@ def test_which_running_sums_are_compiled(axis: int, compiled: bool) -> None:
 @pytest.fixture
 def compiled_copies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `join` and `pick` of streams return, in order; copies of any size are compiled."""
-    bound: list[Any] = []
-
-    def noting(bind: Any) -> Any:
-        def noted(*args: Any) -> Any:
-            bound.append(bind(*args))
-            return bound[-1]
-
-        return noted
-
-    monkeypatch.setattr(copies, "bind_joined", noting(copies.bind_joined))
-    monkeypatch.setattr(copies, "bind_picked", noting(copies.bind_picked))
     monkeypatch.setattr(COMPILED_WORK, "value", 1000)
-    return bound
+    return noted_results(monkeypatch, copies, "bind_joined", "bind_picked")
 
 
 def _any_bits(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -171,14 +161,7 @@ def test_rows_of_a_table(dtype: str, index: str, compiled_copies: list[Any]) -> 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i32"])
 def test_transposing_copies(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: list[Any] = []
-    bind = transpose.bind_transpose
-
-    def noted(*args: Any) -> Any:
-        bound.append(bind(*args))
-        return bound[-1]
-
-    monkeypatch.setattr(transpose, "bind_transpose", noted)
+    bound = noted_results(monkeypatch, transpose, "bind_transpose")
     bits = np.dtype(f"i{as_dtype(dtype).itemsize}")
     for shape, axes in VIEWS:
         # All bits are kept, those of a signalling NaN too.

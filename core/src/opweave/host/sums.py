@@ -102,15 +102,15 @@ class Gathering:
 
     def __init__(self, out: Array, parts: Sequence[Array]) -> None:
         axis = next((a for a, n in enumerate(out.shape) if n != parts[0].shape[a]), None)
+        if axis is None:
+            self._pieces = [(out, part) for part in parts]
+            return
         pieces, start = [], 0
         for part in parts:
-            if axis is None:
-                pieces.append((out, part))
-                continue
             stop = start + part.shape[axis]
             pieces.append((out[(slice(None),) * axis + (slice(start, stop),)], part))
             start = stop
-        self._pieces: Final = pieces
+        self._pieces = pieces
 
     def __call__(self) -> None:
         for place, part in self._pieces:

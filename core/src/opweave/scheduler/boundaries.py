@@ -59,7 +59,7 @@ class Boundaries:
         if not all(map(all, self.reach)):
             for start, now in self.crossing().items():
                 if start not in self.seen and self._ties(start, now) < now:
-                    region.update(self.group(start))
+                    region.update(self.group(start, now))
         return _Region(region, self).solved(self.nodes) if region else {}
 
     def crossing(self) -> dict[Tensor, int]:
@@ -121,8 +121,9 @@ class Boundaries:
         unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
         return source.nbytes if unpacks and not able.is_constant(source) else 0
 
-    def group(self, start: Tensor) -> dict[Tensor, set[int]]:
+    def group(self, start: Tensor, now: int) -> dict[Tensor, set[int]]:
         """``start`` and the movable nodes that might move together with it, with the targets that each may move to.
+        ``now`` are the bytes that cross on the way to ``start`` and from it.
 
         When a node moves, the values between it and neighbours that stay cross; nodes are left out for which these,
         with those of the nodes on the path to them, have at least as many bytes as all values that cross now. Empty if
@@ -130,7 +131,7 @@ class Boundaries:
         """
         found: dict[Tensor, Sequence[int]] = {}
         near: set[int] = set()
-        now, number = self._crosses(start), 0
+        number = 0
         waiting = [(self._ties(start, now), number, start)]
         while waiting and waiting[0][0] < now:
             cost, _, node = heappop(waiting)

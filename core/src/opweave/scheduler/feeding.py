@@ -39,11 +39,8 @@ class InPlace:
         address = _address(array) if array.flags.c_contiguous else self._own
         if address % self._alignment:
             address = self._own
-        copied = address == self._own
-        for read in self._readers:
-            if not read(address):
-                copied = True
-        if copied:
+        there = [read(address) for read in self._readers]  # all of them are told
+        if address == self._own or not all(there):
             self._view[...] = array
 
 

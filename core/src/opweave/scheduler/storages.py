@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract.memory import BufferType
 from opweave.contract.space import HOST_SPACE, MemorySpace
-from opweave.graph.layout import nbytes
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import new_leaf
 from opweave.scheduler.splits import StorageView
@@ -62,10 +61,7 @@ class Storages:
 
     def own(self, tensor: Tensor, space: MemorySpace) -> int:
         """A new storage with memory of its own in ``space``."""
-        index = len(self.sizes)
-        self.sizes.append(nbytes(tensor.shape, tensor.dtype))
-        self.arenas.append(-1)
-        self.names.append(tensor)
+        index = self.temporary(tensor, tensor.nbytes, -1)
         self.owners[index] = (tensor, space)
         return index
 

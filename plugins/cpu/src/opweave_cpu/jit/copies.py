@@ -82,7 +82,7 @@ def _copy(axes: int, operands: Sequence[Operand]) -> MachineCode:
 def _pick(kind: str, item: int, ids: str) -> MachineCode:
     writer = Writer(2, [Operand(kind, item), Operand(ids, 0), Operand(kind, item)])
     code = writer.code
-    nbytes = code.fptosi(writer.first(writer.scalar()), _I64)
+    nbytes = writer.integer()
     with writer.rows() as (table, place, out):
         number = load(code, ir.IntType(32 if ids == "i32" else 64), place)
         number = code.sext(number, _I64) if ids == "i32" else number

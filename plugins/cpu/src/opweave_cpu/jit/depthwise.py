@@ -75,7 +75,7 @@ def _compiled(dtype: str, item: int, kernel_rows: int, kernel_columns: int, dens
     writer = Writer(7, [some if dense else Operand(dtype, -1), one, *[one] * biased, some])
     code, out = writer.code, 2 + biased
     channels, images, copies, rows, _, _, columns = writer.lengths
-    numbers = [code.fptosi(writer.first(writer.scalar()), _I64) for _ in range(8)]
+    numbers = [writer.integer() for _ in range(8)]
     height, width, above, left, down, rows_apart, along, columns_apart = numbers
     lanes = Vector(code, ir.Constant(vector_type("i64"), list(range(LANES))), "i64")
     elements = [(r, k) for r in range(kernel_rows) for k in range(kernel_columns)]

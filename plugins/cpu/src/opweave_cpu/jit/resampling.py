@@ -94,7 +94,7 @@ def _compiled(of: str, item: int, kind: str, nbytes: int, into: str, size: int, 
     of_taps = [Operand("i32", 4), Operand(kind, nbytes)] * rank
     writer = Writer(2 + rank, [Operand(of, item), *of_taps, Operand(into, size)])
     code, last = writer.code, 1 + 2 * rank
-    numbers = [code.fptosi(writer.first(writer.scalar()), _I64) for _ in range(rank)]
+    numbers = [writer.integer() for _ in range(rank)]
     *apart, width = numbers
     kind_type = vector_type(kind)
     line = writer.array(kind_type, LONGEST_ROW // LANES)

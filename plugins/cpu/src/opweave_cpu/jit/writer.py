@@ -108,6 +108,10 @@ class Writer:
         word = self.code.bitcast(self._word(), TYPES["f64"])
         return self.splat(word, "f64")
 
+    def integer(self) -> Any:
+        """The next of the numbers, which is whole, as an integer of 64 bits. Call this before the first loop."""
+        return self.code.fptosi(self.first(self.scalar()), _I64)
+
     def splat(self, value: Any, kind: str) -> Vector:
         """A number in all lanes."""
         code = self.code
