@@ -183,6 +183,9 @@ class TestExpectations:
         part = run(Suite("sound", using=using, only=["add-f32-1,1"], expectations=stale))
         assert part.problems() == []
         assert part.problems(filtered=False) == []
+        reported = Suite("sound", using=using, expectations=Expectations(stale.unsupported, stale.xfail))
+        reported.note(Result("xfailed", "wrong", id="exp-f32-1", op="exp", device="sound"))
+        assert reported.problems() == ["the pattern 'nosuch-*' matches nothing; remove it"], "as in the other process"
         whole = Suite("sound", using=using, expectations=stale)
         whole.results.extend(part.results)
         assert "the pattern 'nosuch-*' matches nothing; remove it" in whole.problems()
@@ -345,6 +348,12 @@ def test_the_command_and_pytest_say_the_same(tmp_path: Path) -> None:
 def test_pytest_without_anything_to_run_fails(tmp_path: Path) -> None:
     code, _ = by_pytest(tmp_path, "--opweave-only=tanh-f32-64")
     assert code == 1, "all that is selected is refused"
+
+
+def test_pytest_in_several_processes_knows_what_they_ran(tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="pip install pytest-xdist")
+    code, verdicts = by_pytest(tmp_path, "--opweave-only=add-f32-3x5,*", "-n2")
+    assert (code, set(verdicts.values())) == (0, {"passed"})
 
 
 def test_what_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ class Expectations:
             return result._replace(status="xfailed", reason=f"{xfail} ({reason})")
         return result._replace(status="failed", reason=f"listed under [xfail] ({xfail}), but it passes; unlist it")
 
+    def note(self, names: Iterable[str]) -> None:
+        """Note the patterns that match a check that was judged in another process."""
+        for patterns in (self.unsupported, self.xfail):
+            self._find(patterns, names)
+
     def unmatched(self) -> list[str]:
         """The patterns that have matched no check so far."""
         return [pattern for pattern in (*self.unsupported, *self.xfail) if pattern not in self._matched]

@@ -3,17 +3,20 @@
     pytest --pyargs opweave.conformance -p opweave.conformance.plugin --opweave-backend NAME
 
 Options are those of the command ``opweave conformance``, prefixed with ``opweave-``. pytest's own selection (``-k``,
-node ids) works too; a run that leaves tests out does not fail for unmatched patterns.
+node ids) works too; a run that leaves tests out does not fail for unmatched patterns. With pytest-xdist, which is not
+needed, the processes that perform checks send their results to the one that reports.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from opweave.conformance.expectations import Expectations
+from opweave.conformance.result import Result
 from opweave.conformance.suite import Suite
 from opweave.conformance.watch import SECONDS, leave
 from opweave.errors import OpweaveError
@@ -22,6 +25,8 @@ __all__ = ["SUITE"]
 
 SUITE: Final = pytest.StashKey[Suite]()
 _SELECTED: Final = pytest.StashKey[int]()
+_SENT: Final = "opweave_conformance"
+"""What a process of pytest-xdist sends: how many checks are selected, and the results of those that it performed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,8 +74,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[_SELECTED] = sum("conformance_item" in getattr(i, "fixturenames", ()) for i in session.items)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    suite = node.config.stash.get(SUITE, None)
+    sent = getattr(node, "workeroutput", {}).get(_SENT)  # nothing, if the process crashed
+    if suite is not None and sent is not None:
+        node.config.stash[_SELECTED], results = json.loads(sent)
+        for result in results:
+            suite.note(Result(*result))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    output, suite = getattr(session.config, "workeroutput", None), session.config.stash.get(SUITE, None)
+    if output is not None:
+        if suite is not None:
+            output[_SENT] = json.dumps((session.config.stash.get(_SELECTED, 0), suite.results))
+        return
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and _problems(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
