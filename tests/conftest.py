@@ -1,18 +1,31 @@
-"""``pytest -m smoke`` takes about 40 seconds and touches every layer of the core and the CPU plugin."""
+"""``pytest`` runs the tests in several processes, ``pytest -n 0`` in this one (`pytest_cmdline_main`).
+
+``pytest -m smoke`` takes less than a minute and touches every layer of the core and the CPU plugin.
+"""
 
 from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.notes import note, notes
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 # How long making an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("opweave", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("opweave")
 
 HERE = Path(__file__).parent
+PROCESSES = 4
+"""How many processes run tests at most: each takes more than 1 GB, for PyTorch and the drivers, and has threads for all
+processors."""
+
 SMOKE = (
     "core/graph", "core/ops", "core/host", "core/test_public_names.py", "core/contract/test_example_backend.py",
     "core/contract/test_kernels.py", "core/registry/test_names.py", "core/scheduler/test_allocate.py",
@@ -27,6 +40,43 @@ LONG = (
 )  # fmt: skip
 """Files in these folders that take long, for all pairs of types or memories, hundreds of examples, or importing JAX.
 Other tests of the selection use what they test."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """For whole folders, as many processes as there are processors, up to `PROCESSES`; one process if files or tests
+    are named, with ``-s``, ``--pdb`` or ``--trace``, and without pytest-xdist. ``-n`` decides otherwise.
+
+    Here and not in the settings of pytest, so that ``-p no:xdist`` works and suites of conformance are not affected.
+    """
+    option = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    folders = any(Path(config.invocation_params.dir, name).is_dir() for name in config.args)
+    if option.numprocesses is None and not option.tx and folders and option.capture != "no" and not option.trace:
+        option.numprocesses = "auto"
+        option.maxprocesses = option.maxprocesses or PROCESSES
+        if option.dist == "no":
+            # Each process gets a run of neighbours: most files stay in one, with what their fixtures made.
+            option.dist = "worksteal"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    """A process has run its tests: what it notes about them is printed here."""
+    note(node.config, getattr(node, "workeroutput", {}).get("notes", ()))  # nothing, if the process crashed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in notes(terminalreporter.config):
+        terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["notes"] = notes(session.config)
 
 
 def _is_smoke(path: Path) -> bool:

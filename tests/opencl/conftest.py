@@ -10,6 +10,7 @@ import pytest
 
 import opweave as ow
 from opweave.errors import Unavailable
+from tests.support.notes import note
 from tests.support.opencl import DEVICES, SKIPPED
 from tests.support.skipping import skipped_module
 
@@ -23,11 +24,10 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return skipped_module(module_path, parent, "; ".join(f"{driver}: {why}" for driver, why in SKIPPED.items()))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     ran = ", ".join(device.description for device in DEVICES)
-    terminalreporter.write_line(f"OpenCL: the tests ran on {ran or 'no driver'}")
-    for driver, why in SKIPPED.items():
-        terminalreporter.write_line(f"OpenCL: not on {driver}: {why}")
+    not_on = [f"OpenCL: not on {driver}: {why}" for driver, why in SKIPPED.items()]
+    note(session.config, [f"OpenCL: the tests ran on {ran or 'no driver'}", *not_on])
 
 
 @pytest.fixture(scope="session", params=DEVICES, ids=lambda device: device.cl_device.platform.name.split("(")[0])
