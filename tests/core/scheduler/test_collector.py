@@ -76,6 +76,20 @@ def test_what_a_program_has_frozen_or_switched_off_stays_so():
         gc.enable()
 
 
+@pytest.mark.usefixtures("thawed")
+def test_frozen_objects_are_not_counted_in_each_build(monkeypatch):
+    collector, counted, frozen = _Collector(), [], [1_000_000]
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or frozen[-1])
+    for _ in range(1 + collector.UNASKED):
+        build(collector, 2 * gc.get_threshold()[0])
+    assert len(counted) == 1
+    assert collector.parked == 0
+    frozen.append(0)  # the program has unfrozen them
+    build(collector, 2 * gc.get_threshold()[0])
+    assert len(counted) == 2
+    assert collector.parked > 0
+
+
 def test_the_collector_is_on_again_after_an_error():
     with pytest.raises(ZeroDivisionError), _Collector().away():
         raise ZeroDivisionError

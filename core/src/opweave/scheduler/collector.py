@@ -25,9 +25,13 @@ class _Collector:
 
     MANY: Final = 2_000_000
     """After builds of more moved objects than this, a full collection is made before the next build."""
+    UNASKED: Final = 100
+    """After objects were found frozen, so many builds do not ask again: Python walks through all of them to count them,
+    which takes up to 30 milliseconds for a million."""
 
     def __init__(self) -> None:
         self.parked = 0
+        self._unasked = 0
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -42,12 +46,22 @@ class _Collector:
             yield
         finally:
             made = gc.get_count()[0]
-            if made > gc.get_threshold()[0] > 0 and not gc.get_freeze_count():
+            if made > gc.get_threshold()[0] > 0 and not self._frozen():
                 # Freezing and unfreezing moves objects to the oldest generation without examining them.
                 gc.freeze()
                 gc.unfreeze()
                 self.parked += made
             gc.enable()
+
+    def _frozen(self) -> bool:
+        """Whether the program has frozen objects, which unfreezing would make the collector examine again."""
+        if self._unasked:
+            self._unasked -= 1
+        elif gc.get_freeze_count():
+            self._unasked = self.UNASKED
+        else:
+            return False
+        return True
 
 
 COLLECTOR: Final = _Collector()
