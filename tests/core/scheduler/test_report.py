@@ -104,7 +104,8 @@ def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
 
 def test_the_page_shows_predicted_times_where_there_are_some():
     x = ow.input("x", (64, 64))
-    program = ow.Scheduler([ow.simulate("slow", like="cpu"), ow.simulate("fast", like="cpu")]).partition(ow.relu(x @ x))
+    devices = [ow.simulate(name, flops=1e9, bandwidth=1e9) for name in ("first", "second")]
+    program = ow.Scheduler(devices).partition(ow.relu(x @ x))
     assert "redicted" not in program.explain().html()
     predicted = program.predicted
     explained = program.explain()
