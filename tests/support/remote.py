@@ -56,12 +56,19 @@ def own_token(folder: Path) -> Path:
     return path
 
 
-def stop_process(process: int) -> None:
-    """Stop a process by SIGSTOP, and wait until it stands still."""
-    os.kill(process, signal.SIGSTOP)
-    stat = Path(f"/proc/{process}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "T":
+def stop_process(*processes: int) -> None:
+    """Stop processes by SIGSTOP, and wait until all their threads stand still."""
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    while any(_runs(task) for process in processes for task in Path(f"/proc/{process}/task").glob("*/stat")):
         time.sleep(0.001)
+
+
+def _runs(stat: Path) -> bool:
+    """Whether a thread exists and is not stopped."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return stat.read_text().rpartition(")")[2].split()[0] not in "TZX"
+    return False
 
 
 class ServerProcess:
