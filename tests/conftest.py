@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         if option.dist == "no":
             # Each process gets a run of neighbours: most files stay in one, with what their fixtures made.
             option.dist = "worksteal"
+    if option.numprocesses:
+        # PyTorch's threads, of which each process has as many as there are processors, spin while they wait for each
+        # other, so that its kernels take five times as long in two processes that run at once.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.hookimpl(optionalhook=True)
