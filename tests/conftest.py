@@ -24,7 +24,7 @@ settings.load_profile("opweave")
 
 HERE = Path(__file__).parent
 PROCESSES = 4
-"""How many processes run tests at most: each takes more than 1 GB, for PyTorch and the drivers, and has threads for all
+"""How many processes run tests at most: each takes up to 2 GB, for PyTorch and the drivers, and has threads for all
 processors."""
 
 SMOKE = (
