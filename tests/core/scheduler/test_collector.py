@@ -79,14 +79,19 @@ def test_what_a_program_has_frozen_or_switched_off_stays_so():
 @pytest.mark.usefixtures("thawed")
 def test_frozen_objects_are_not_counted_in_each_build(monkeypatch):
     collector, counted, frozen = _Collector(), [], [1_000_000]
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or frozen[-1])
+
+    def count() -> int:
+        counted.append(frozen[-1])
+        return frozen[-1]
+
+    monkeypatch.setattr(gc, "get_freeze_count", count)
     for _ in range(1 + collector.UNASKED):
         build(collector, 2 * gc.get_threshold()[0])
-    assert len(counted) == 1
+    assert counted == [1_000_000]
     assert collector.parked == 0
     frozen.append(0)  # the program has unfrozen them
     build(collector, 2 * gc.get_threshold()[0])
-    assert len(counted) == 2
+    assert counted == [1_000_000, 0]
     assert collector.parked > 0
 
 
