@@ -1,7 +1,6 @@
 """A CPU device on its own, and a way to run one operation on arrays."""
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,22 +24,6 @@ def _declining(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled where they can be."""
     monkeypatch.delenv("OPWEAVE_CPU_JIT", raising=False)
-
-
-def noted_results(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[Any]:
-    """What some functions of a module return from now on, in order."""
-    found: list[Any] = []
-
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any) -> Any:
-            found.append(function(*args))
-            return found[-1]
-
-        return noted
-
-    for name in names:
-        monkeypatch.setattr(module, name, noting(getattr(module, name)))
-    return found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from opweave_cpu.device import CpuDevice
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import batched_products
-from tests.cpu.conftest import noted_results
+from tests.support.noting import noted_results
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -22,9 +22,9 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `bind_products` returned, in order."""
-    return noted_results(monkeypatch, batched_products, "bind_products")
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Whether each product was compiled, in order."""
+    return noted_results(monkeypatch, batched_products, "fits")
 
 
 def _check(product: ow.Tensor, given: dict[Any, Array], left: Array, right: Array) -> None:
@@ -50,39 +50,39 @@ def _check(product: ow.Tensor, given: dict[Any, Array], left: Array, right: Arra
         ((3, 1, 9, 20), (1, 5, 20, 49)),
     ],
 )
-def test_products(dtype: str, left: tuple[int, ...], right: tuple[int, ...], bound: list[Any]) -> None:
+def test_products(dtype: str, left: tuple[int, ...], right: tuple[int, ...], compiled: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = [rng.standard_normal(n).astype(as_dtype(dtype).numpy) for n in (left, right)]
     x, y = ow.input("left", left, dtype), ow.input("right", right, dtype)
     _check(x @ y, {x: a, y: b}, a, b)
-    assert dtype == "bf16" or [call is not None for call in bound] == [True]
+    assert dtype == "bf16" or compiled == [True]
 
 
 @pytest.mark.parametrize("tile", [(3, 1), (6, 1), (12, 2), (8, 3)])
-def test_tiles_of_other_processors(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch, bound: list[Any]) -> None:
+def test_tiles_of_other_processors(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> None:
     monkeypatch.setattr(batched_products, "_tile", lambda columns, dtype: tile)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((3, 25, 40), np.float32), rng.standard_normal((3, 40, 70), np.float32)
     x, y = ow.input("left", a.shape), ow.input("right", b.shape)
     _check(x @ y, {x: a, y: b}, a, b)
-    assert [call is not None for call in bound] == [True]
+    assert compiled == [True]
 
 
-def test_products_of_operands_with_gaps(bound: list[Any]) -> None:
+def test_products_of_operands_with_gaps(compiled: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((9, 4, 50), np.float32), rng.standard_normal((4, 40, 70), np.float32)
     x, y = ow.input("left", a.shape), ow.input("right", b.shape)
     product = ow.transpose(x, (1, 0, 2))[:, :, 5:45] @ y[:, :, 3:60]
     _check(product, {x: a, y: b}, a.transpose(1, 0, 2)[:, :, 5:45], b[:, :, 3:60])
-    assert [call is not None for call in bound] == [True]
+    assert compiled == [True]
 
 
-def test_a_left_matrix_that_lies_by_columns(bound: list[Any]) -> None:
+def test_a_left_matrix_that_lies_by_columns(compiled: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((3, 30, 20), np.float32), rng.standard_normal((3, 30, 64), np.float32)
     x, y = ow.input("left", a.shape), ow.input("right", b.shape)
     _check(ow.transpose(x, (0, 2, 1)) @ y, {x: a, y: b}, a.swapaxes(1, 2), b)
-    assert [call is not None for call in bound] == [True]
+    assert compiled == [True]
 
 
 def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
@@ -90,7 +90,9 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
     a[1, 7, 3], b[0, 2, 39] = np.inf, np.nan
     x, y = ow.input("left", a.shape), ow.input("right", b.shape)
     got = ow.Scheduler(CpuDevice()).build(x @ y).run({x: a, y: b})
-    np.testing.assert_array_equal(got, a @ b)
+    with np.errstate(invalid="ignore"):  # some kernels of BLAS compute infinity times zero beside a matrix
+        want = a @ b
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +105,17 @@ def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
         ((2, 64, 2000), (2, 2000, 16)),  # with long sums
     ],
 )
-def test_others_are_computed_by_blas(left: tuple[int, ...], right: tuple[int, ...], bound: list[Any]) -> None:
+def test_others_are_computed_by_blas(left: tuple[int, ...], right: tuple[int, ...], compiled: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = [rng.standard_normal(n, np.float32) for n in (left, right)]
     x, y = ow.input("left", left), ow.input("right", right)
     _check(x @ y, {x: a, y: b}, a, b)
-    assert not any(bound)
+    assert not any(compiled)
 
 
-def test_a_right_matrix_that_lies_by_columns_is_multiplied_by_blas(bound: list[Any]) -> None:
+def test_a_right_matrix_that_lies_by_columns_is_multiplied_by_blas(compiled: list[Any]) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((3, 30, 20), np.float32), rng.standard_normal((3, 64, 20), np.float32)
     x, y = ow.input("left", a.shape), ow.input("right", b.shape)
     _check(x @ ow.transpose(y, (0, 2, 1)), {x: a, y: b}, a, b.swapaxes(1, 2))
-    assert not any(bound)
+    assert not any(compiled)

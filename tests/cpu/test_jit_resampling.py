@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import resampling  # noqa: E402
-from tests.cpu.conftest import noted_results  # noqa: E402
+from tests.support.noting import noted_results  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("compiling")
 

@@ -19,7 +19,7 @@ from opweave_cpu.tunables import COMPILED_WORK
 pytest.importorskip("llvmlite")
 
 from opweave_cpu.jit import copies, transpose
-from tests.cpu.conftest import noted_results
+from tests.support.noting import noted_results
 
 pytestmark = pytest.mark.usefixtures("compiling")
 

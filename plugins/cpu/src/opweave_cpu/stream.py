@@ -83,11 +83,6 @@ class CpuStream(Stream):
         NumPy is the fastest way."""
         return None
 
-    def multiply(self, out: Arg, a: Arg, b: Arg) -> Call | None:
-        """The call ``out = a @ b`` of operands of one float type, with equal leading axes; ``None`` where BLAS is the
-        fastest way."""
-        return None
-
     def _inlines(self, other: Stream) -> bool:
         return (
             isinstance(other, CpuStream)

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from opweave.contract import Arg, Call, Stream
+from opweave.contract import Step, Stream
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.vectors import LANES, Vector, fma, load, vector_type
-from opweave_cpu.jit.walk import Operand, Walk, bind_walk, walk_over
+from opweave_cpu.jit.walk import Operand, Prepared, Walk, walk_over
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tunables import SMALL_PRODUCT
 
-__all__ = ["bind_products"]
+__all__ = ["fits", "prepare_products"]
 
 LONGEST_SUM: Final = 1 << 10
 """Terms of a sum at most: they are added up one by one."""
@@ -30,17 +30,22 @@ the second-level cache."""
 _I64: Final = ir.IntType(64)
 
 
-def bind_products(stream: Stream, out: Arg, a: Arg, b: Arg) -> Call | None:
-    """The call ``out = a @ b`` of operands of one type in ordinary memory, with equal leading axes; ``None`` where BLAS
-    is faster."""
+def fits(step: Step) -> bool:
+    """Whether this is faster for a product than BLAS: both operands have the leading axes of the result, of one type in
+    ordinary memory."""
+    out, (a, b) = step.out, step.srcs
     item, (m, n), k = out.dtype.itemsize, out.shape[-2:], a.shape[-1]
-    count = prod(out.shape[:-2])
-    if out.dtype.name not in ("f32", "f64") or count < 2 or m * n * k > SMALL_PRODUCT.value or n < LANES:
-        return None
-    if any(arg.shape[:-2] != out.shape[:-2] for arg in (a, b)):
-        return None
-    if k > LONGEST_SUM or k * n * item > RIGHT_BYTES or {b.strides[-1], out.strides[-1]} != {item}:
-        return None
+    if out.dtype.name not in ("f32", "f64") or m * n * k > SMALL_PRODUCT.value or n < LANES or prod(out.shape[:-2]) < 2:
+        return False
+    if any(arg.shape[:-2] != out.shape[:-2] or arg.dtype is not out.dtype for arg in (a, b)):
+        return False
+    return k <= LONGEST_SUM and k * n * item <= RIGHT_BYTES and {b.strides[-1], out.strides[-1]} == {item}
+
+
+def prepare_products(stream: Stream, step: Step) -> Prepared:
+    """The kernel for a product that fits; it takes the sources, then the result."""
+    out, (a, b) = step.out, step.srcs
+    item, (m, n), k = out.dtype.itemsize, out.shape[-2:], a.shape[-1]
     lead = walk_over(out.shape[:-2], [arg.strides[:-2] for arg in (a, b, out)])
     rows, columns = _tile(n, out.dtype.name)
     strides = (
@@ -50,7 +55,7 @@ def bind_products(stream: Stream, out: Arg, a: Arg, b: Arg) -> Call | None:
     )
     key = len(lead.lengths) + 3, out.dtype.name, item, rows, columns
     code = stream.artefact(("batched products", key), partial(_compiled, *key))
-    return bind_walk(stream, code, Walk((*lead.lengths, m, n, k), strides), [a, b, out], work=1, by_first=True)
+    return Prepared(code, Walk((*lead.lengths, m, n, k), strides), work=1, by_first=True)
 
 
 def _tile(n: int, dtype: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import Kernel
-from opweave_cpu.jit import pointwise, products, rows
+from opweave_cpu.jit import batched_products, pointwise, products, rows
 from opweave_cpu.jit.supported import BLOCKS, ROWS
 from opweave_cpu.jit.walk import Prepared
 from opweave_cpu.kernels.half_products import multiplies_halves
@@ -35,7 +35,7 @@ class Kind:
     def _bind(self, stream: Stream, op: str, out: Arg, *srcs: Arg, **attrs: Any) -> Call:
         if self._prepared is None:
             prepare = rows.prepare_rows if op in ROWS else pointwise.prepare_step
-            prepare = products.prepare_product if op == "linear" else prepare
+            prepare = {"linear": products.prepare_product, "matmul": batched_products.prepare_products}.get(op, prepare)
             self._prepared = prepare(stream, Step(op, out, srcs, attrs))
         return self._prepared.bind(stream, (*srcs, out))
 
@@ -58,6 +58,8 @@ def kind_of(step: Step) -> Kind:
 
 def _fits_alone(step: Step) -> bool:
     """Whether a row operation or a product is compiled."""
+    if step.op == "matmul":
+        return batched_products.fits(step)
     if step.op != "linear":
         return step.op in ROWS and rows.fits(step)
     if not products.fits(step) or multiplies_rows(step) or multiplies_halves(step):

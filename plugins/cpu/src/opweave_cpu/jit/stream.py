@@ -103,13 +103,6 @@ class CompilingStream(CpuStream):
 
         return bind_picked(self, out, table, ids)
 
-    def multiply(self, out: Arg, a: Arg, b: Arg) -> Call | None:
-        if len(out.shape) < 3 or not has_fma():
-            return None
-        from opweave_cpu.jit.batched_products import bind_products
-
-        return bind_products(self, out, a, b)
-
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):
@@ -130,6 +123,8 @@ def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
 
 def _multiplies(step: Step) -> bool:
     """Whether the step is a product that may be compiled."""
+    if step.op == "matmul":
+        return len(step.out.shape) > 2 and step.out.dtype.name in ("f32", "f64")
     if step.op != "linear":
         return False
     weights = step.srcs[1].dtype

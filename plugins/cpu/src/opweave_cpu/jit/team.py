@@ -62,11 +62,12 @@ class Parts:
     """
 
     def __init__(self, address: int, arguments: Sequence[bytes]) -> None:
-        self._kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
+        self._arguments: Final = arguments
         self._address: Final = address
         _run(), _polls()  # compiled now, not when the first kernel runs
         self._team: Team | None = None
         self._words: Any = None
+        self._kept: Sequence[Any] = ()  # what the words refer to
 
     def run(self) -> None:
         """Do all parts, with the threads of the pool of this run."""
@@ -75,10 +76,11 @@ class Parts:
         if team is None:
             team = _TEAMS[pool] = Team(pool)
         if team is not self._team:
+            self._kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in self._arguments]
             arguments = [ctypes.addressof(buffer) for buffer in self._kept]
             given = (team.address, team.count, _yield_address(), self._address, len(arguments), *arguments)
             self._words, self._team = (ctypes.c_int64 * len(given))(*given), team
-        team.gather(len(self._kept) - 1)
+        team.gather(len(self._arguments) - 1)
         _run().releasing(self._words)
 
 

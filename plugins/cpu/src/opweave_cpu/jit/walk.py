@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
+from operator import add
 from struct import Struct, pack, unpack
 from typing import Final, NamedTuple
 
@@ -104,24 +105,29 @@ class Prepared:
         self._code, self._work = code, work * prod(walk.lengths)
         self._axis, self._unit = (0, 1) if by_first else _cut_axis(walk, rows)
         self._length: Final = walk.lengths[self._axis]
-        self._places: Final = places
-        axes = len(walk.lengths)
+        axes, operands = len(walk.lengths), len(walk.strides)
+        offsets = [0] * operands if places is None else [offset for _, offset in places]
+        words = [*walk.lengths]
+        for offset, strides in zip(offsets, walk.strides, strict=True):
+            words += (offset, *strides)
+        self._words: Final = words + [unpack("q", pack("d", float(n)))[0] for n in numbers]
         # Where the addresses are among the words that the kernel reads: each before the strides of its operand.
-        self._slots: Final = slice(axes, axes + len(walk.strides) * (axes + 1), axes + 1)
-        self._words = [*walk.lengths]
-        for strides in walk.strides:
-            self._words += (0, *strides)
-        self._words += [unpack("q", pack("d", float(n)))[0] for n in numbers]
+        self._slots: Final = slice(axes, axes + operands * (axes + 1), axes + 1)
+        self._numbers: Final = None if places is None else [number for number, _ in places]
         self._pack: Final = Struct(f"{len(self._words)}q").pack
+        self._divided: Final[dict[int, list[list[int]]]] = {}  # number of threads -> the words for each of them
 
     def bind(self, stream: Stream, args: Sequence[Arg]) -> Call:
         """The call for bound operands."""
-        words, starts = self._words.copy(), [arg.address for arg in args]
-        if self._places is not None:
-            starts = [starts[number] + offset for number, offset in self._places]
-        words[self._slots] = starts
+        starts, slots = [arg.address for arg in args], self._slots
+        if self._numbers is not None:
+            starts = list(map(starts.__getitem__, self._numbers))
         count = workers_of(stream) if self._work >= COMPILED_WORK.value else 1
-        parts = [self._pack(*words)] if count == 1 else self._parts(words, count)
+        parts = []
+        for words in self._divided.get(count) or self._divide(count):
+            own = words.copy()
+            own[slots] = map(add, own[slots], starts)
+            parts.append(self._pack(*own))
         if self._code.load(compiling=False):
             return self._call(parts)
         return FirstRun(self._code, partial(self._call, parts))
@@ -131,15 +137,15 @@ class Prepared:
             return Parts(self._code.address, parts).run
         return partial(self._code.holding if self._work <= HOLDING_WORK else self._code.releasing, parts[0])
 
-    def _parts(self, words: Sequence[int], count: int) -> list[bytes]:
-        """The words for each of several threads."""
-        parts = []
+    def _divide(self, count: int) -> list[list[int]]:
+        """The words for each of several threads, but for the addresses of arguments, which are added to them."""
+        parts = self._divided[count] = []
         for part in shares(-(-self._length // self._unit), count):
-            own, start = [*words], part.start * self._unit
+            own, start = self._words.copy(), part.start * self._unit
             own[self._axis] = min(part.stop * self._unit, self._length) - start
-            for at in range(len(words))[self._slots]:
+            for at in range(len(own))[self._slots]:
                 own[at] += start * own[at + 1 + self._axis]
-            parts.append(self._pack(*own))
+            parts.append(own)
         return parts
 
 

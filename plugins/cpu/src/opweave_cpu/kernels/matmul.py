@@ -115,8 +115,7 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, **scratch: Arg) ->
     if "turned" in scratch:
         call, result = tile_product(left.view, right.view.T, scratch["turned"].view, out.shape[:1], turned=True)
         return in_turn([*calls, call, *store_calls(result, None, out.view)])
-    compiled = stream.multiply(into, a, b) if isinstance(stream, CpuStream) and left is a and right is b else None
-    calls.append(compiled or product_call(left.view, right.view, into.view))
+    calls.append(product_call(left.view, right.view, into.view))
     if into is not out:
         calls.append(partial(np.copyto, out.view, into.view, "unsafe"))
     return in_turn(calls)
