@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.fuse import Groups
 
-__all__ = ["END", "Lifetimes", "MemoryPlan", "MemoryUse", "Scratch", "allocate", "lifetimes", "memory_use"]
+__all__ = [
+    "END", "Lifetimes", "MemoryPlan", "MemoryUse", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
+    "moments_of",
+]  # fmt: skip
 
 END: Final = 1 << 60
 """A moment after the last one, until which the memory of outputs is in use."""
@@ -42,6 +45,19 @@ class Lifetimes(NamedTuple):
     death: list[int]
     alias: list[int]
     times: list[int]
+
+
+class Moments(NamedTuple):
+    """When values are in use, as of `Lifetimes`, which follows from the structure of a graph and its groups alone.
+
+    Attributes:
+        inplace: the steps that may write over a source: their moments, splits and numbers in these.
+    """
+
+    birth: list[int]
+    death: list[int]
+    times: list[int]
+    inplace: list[tuple[int, int, int]]
 
 
 class Scratch(NamedTuple):
@@ -85,7 +101,13 @@ def memory_use(partition: Partition, temporaries: Mapping[int, int]) -> dict[str
 
 
 def allocate(
-    partition: Partition, groups: Groups, capacities: Sequence[Sequence[int]], n_slots: int = 1, *, tight: bool = False
+    partition: Partition,
+    groups: Groups,
+    capacities: Sequence[Sequence[int]],
+    n_slots: int = 1,
+    *,
+    tight: bool = False,
+    moments: Moments | None = None,
 ) -> MemoryPlan:
     """Plan the memory of all temporaries.
 
@@ -93,10 +115,11 @@ def allocate(
         capacities: for every target the sizes of the chunks that its arena has already.
         n_slots: how many runs may be under way at once.
         tight: as in `plan_chunks`.
+        moments: `moments_of` these, if that is known.
     """
     targets = partition.assignment.targets
     n = len(partition.sizes)
-    live = lifetimes(partition, groups)
+    live = lifetimes(partition, groups, moments)
     members, last = _members(partition, groups, live)
     shared = {live.alias[storage] for storage in _shared(partition)} if n_slots > 1 else set()
     wanted = _workspaces(partition, groups, live.times)
@@ -189,8 +212,23 @@ def _bytes_up_to_last(blocks: Sequence[Block], plan: ChunkPlan, alignment: int) 
     return sum([round_up(end, alignment) for end in ends.values()])
 
 
-def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
-    """When each value is made and read last, and which values lie over a source.
+def lifetimes(partition: Partition, groups: Groups, moments: Moments | None = None) -> Lifetimes:
+    """When each value is made and read last, and which values lie over a source. ``moments`` are those of this or an
+    equal structure, if they are known."""
+    birth, death, times, inplace = moments_of(partition, groups) if moments is None else moments
+    alias = list(range(len(partition.sizes)))
+    fed = set(partition.inputs.values())
+    splits = partition.splits
+    for at, split, step in inplace:
+        item = splits[split].items[step]
+        taken = _takes_over(item, at, partition, birth, death, fed)
+        if taken >= 0:
+            alias[item[2][0]] = alias[taken]
+    return Lifetimes(birth, death, alias, times)
+
+
+def moments_of(partition: Partition, groups: Groups) -> Moments:
+    """When each value is made and read last.
 
     Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
     """
@@ -202,7 +240,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     for place in partition.inputs.values():
         birth[place] = death[place] = 0
     # The first mention of a storage id is its writer: sources are written before they are read.
-    steps: list[tuple[int, PlannedStep]] = []
+    inplace: list[tuple[int, int, int]] = []
     started: dict[int, int] = {}  # target -> when its last split started
     latest: Tensor | None = None  # whose partial sums were added last
     added: set[int] = set()  # the storages of those
@@ -231,7 +269,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
         if split.items or not all(copy.kind == "send" for copy in split.copies):
             started[split.target.index] = moment
         if grouping is None:
-            for item in split.items:
+            for step, item in enumerate(split.items):
                 moment += 1
                 out = item[2][0]
                 if birth[out] < 0:
@@ -240,7 +278,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                 for source in item[3]:
                     death[source[0]] = moment
                 if item[4].inplace:
-                    steps.append((moment, item))
+                    inplace.append((moment, split.index, step))
         else:
             for group, *_ in grouping:
                 moment += 1
@@ -253,7 +291,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
                     for source in item.srcs:
                         death[source.storage] = moment
                 if len(group) == 1 and split.items[group[0]].support.inplace:
-                    steps.append((moment, split.items[group[0]]))
+                    inplace.append((moment, split.index, group[0]))
         moment += 1
         for copy in split.write_backs:
             death[copy.src.storage] = moment
@@ -262,13 +300,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     for output in partition.outputs:
         if output is not None:
             death[output.storage] = END
-    alias = list(range(n))
-    fed = set(partition.inputs.values())
-    for at, item in steps:
-        taken = _takes_over(item, at, partition, birth, death, fed)
-        if taken >= 0:
-            alias[item.out.storage] = alias[taken]
-    return Lifetimes(birth, death, alias, times)
+    return Moments(birth, death, times, inplace)
 
 
 def _takes_over(

@@ -6,7 +6,7 @@ With several slots, runs may be under way at once: what more than one queue touc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.contract.buffer import Buffer
@@ -83,18 +83,19 @@ def bind(
             leases.append(arena.take(wanted, tight=tight))
             chunks.append(leases[-1].chunks)
         handles: dict[int, Any] = {}
-        known = None if former is None else former.leaves_of(partition)
         offsets = list(plan.offsets)
         buffers = [
             chunks[arena][chunk] if chunk >= 0 else None
             for arena, chunk in zip(partition.arenas, plan.chunks, strict=True)
         ]
-        if known is None:
-            _bind_leaves(partition, host, buffers, offsets, handles)
-        else:
-            handles.update(known.handles)
-            for storage in partition.owners:
+        known = None if former is None else former.lists[0].bindings
+        same: Collection[int] = () if former is None or known is None else former.leaves_of(partition)
+        if known is not None and same:
+            handles.update((storage, handle) for storage, handle in known.handles.items() if storage in same)
+            for storage in same:
                 buffers[storage], offsets[storage] = known.buffers[storage], known.offsets[storage]
+        if len(same) < len(partition.owners):
+            _bind_leaves(partition, set(same), host, buffers, offsets, handles)
     except BaseException:
         for lease in leases:
             lease.release()
@@ -116,14 +117,22 @@ def bind(
 
 
 def _bind_leaves(
-    partition: Partition, host: Device, buffers: list[Buffer | None], offsets: list[int], handles: dict[int, Any]
+    partition: Partition,
+    known: Set[int],
+    host: Device,
+    buffers: list[Buffer | None],
+    offsets: list[int],
+    handles: dict[int, Any],
 ) -> None:
-    """Memory of leaves: placed states and weights, and read-only leaves in the spaces in which they are read."""
+    """Memory of leaves but for ``known`` storages: placed states and weights, and read-only leaves in the spaces in
+    which they are read."""
     missing: dict[tuple[Device, int], list[Tensor]] = {}
     targets = partition.assignment.targets
     devices = {space: _device_for(space, targets, host) for space in {s for _, s in partition.owners.values()}}
     absent: list[int] = []
     for storage, (tensor, space) in partition.owners.items():
+        if storage in known:
+            continue
         leaf = tensor.leaf
         found: Placement | Location | None = partition.placed.get(tensor)
         if 0 in tensor.shape:
@@ -187,7 +196,12 @@ def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> 
 
 
 def operands(
-    partition: Partition, bindings: Bindings, former: Bindings | None = None, *, numbered: bool = True
+    partition: Partition,
+    bindings: Bindings,
+    former: Bindings | None = None,
+    *,
+    numbered: bool = True,
+    leaves: Iterable[int] = (),
 ) -> Callable[[StorageView], Arg]:
     """A function that makes the arguments of steps in one slot.
 
@@ -196,12 +210,16 @@ def operands(
     ids are taken from there.
 
     Args:
+        leaves: storages of leaves that lie where they lie in the former program.
         numbered: each value has an `Arg` of its own, with its number. If not, values that take over each other's
             memory in one layout are one `Arg`.
     """
     buffers, offsets, handles, _, args = bindings
     arenas = partition.arenas
     earlier = None if former is None else former.args
+    if earlier is not None:
+        for storage in leaves:
+            args[storage] = earlier[storage]
     there: dict[tuple[Any, ...], Arg] = {}  # buffer, offset and layout of a temporary -> what was bound there
 
     def arg(operand: StorageView) -> Arg:

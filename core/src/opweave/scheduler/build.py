@@ -24,7 +24,7 @@ from opweave.scheduler.bind import Bindings, bind
 from opweave.scheduler.capabilities import Capabilities
 from opweave.scheduler.executor import Executor
 from opweave.scheduler.former import Former
-from opweave.scheduler.fuse import Groups, fuse
+from opweave.scheduler.fuse import fuse
 from opweave.scheduler.lower import lower
 from opweave.scheduler.partition import partition
 from opweave.scheduler.precision import Allowed, precisions_of
@@ -32,6 +32,7 @@ from opweave.scheduler.program import Outputs, Program
 from opweave.scheduler.runs import ProgramState
 from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target
+from opweave.scheduler.template import Planning, Template, looks_alike
 
 if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
@@ -145,13 +146,39 @@ class Builder:
     ) -> Program:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``similar``
         programs of this scheduler may have calls that can be used again."""
-        groups = fuse(parts)
         former = next((known._former for known in similar if known._former.is_alike(parts)), None)
-        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots, former)
+        return self._compile(Planning(parts, fuse(parts)), form, pins, show, former)
+
+    def resized(self, outputs: tuple[Tensor, ...], form: Outputs, similar: Iterable[Program]) -> Program | None:
+        """The program of ``outputs`` by the template of one of ``similar`` programs, which differ from it in sizes at
+        most; ``None`` if none serves. All of them are placed by priority, without pins and computed exactly.
+
+        Raises:
+            As `plan` and `compile`.
+        """
+        tried: set[Template | None] = {None}
+        for known in similar:
+            if not all(map(looks_alike, known.partition.graph.outputs, outputs)) or known._template in tried:
+                continue
+            template = known._template
+            tried.add(template)
+            planned = None if template is None else template.plan(outputs)
+            if planned is not None:
+                program = self._compile(planned, form, {}, None, known._former)
+                program._take_template(known)
+                return program
+        return None
+
+    def _compile(
+        self, planned: Planning, form: Outputs, pins: Mapping[Tensor, int], show: Show | None, former: Former | None
+    ) -> Program:
+        parts, groups = planned.partition, planned.groups
+        plan, bindings, leases = self._take_memory(planned, 1 if show is not None else self.n_slots, former)
         executor = self.executor
         lists = lower(
-            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, former=former
-        )
+            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, former=former,
+            listed=planned.operands,
+        )  # fmt: skip
         state = ProgramState(parts, lists, leases, form)
         variant = partial(self._with_observed, parts, form, pins)
         return Program(executor, state, groups, plan.nbytes, variant, self.forget)
@@ -175,13 +202,13 @@ class Builder:
             return self.compile(planned, form, pins, show)
 
     def _take_memory(
-        self, parts: Partition, groups: Groups, slots: int, former: Former | None
+        self, planned: Planning, slots: int, former: Former | None
     ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
         """Memory for as many slots as are wanted, or for one where there is too little."""
-        tight = False
+        (parts, groups, moments, _), tight = planned, False
         while True:
             capacities = [arena.capacities() for arena in self.arenas]
-            plan = allocate(parts, groups, capacities, slots, tight=tight)
+            plan = allocate(parts, groups, capacities, slots, tight=tight, moments=moments)
             try:
                 return plan, *bind(parts, plan, self.arenas, self.host, former, tight=tight)
             except AllocationError as error:

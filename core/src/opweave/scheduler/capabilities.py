@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Capabilities", "at_precision"]
+__all__ = ["Capabilities", "ask_repacked", "at_precision", "whole_sources"]
+
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 class Capabilities:
@@ -63,6 +66,12 @@ class Capabilities:
         for target in self.computing:
             if target.device.answers_many:
                 target.ask_ahead(self.signature(node) for node in nodes)
+
+    def resized(self, special: dict[Tensor, Signature]) -> Capabilities:
+        """Of another graph of the same structure over the same leaves, of which all copies in special memory exist."""
+        made = copy(self)
+        vars(made).update(special=special, repacked=dict.fromkeys(self.repacked, 0))
+        return made
 
     def signature(self, node: Tensor) -> Signature:
         """What devices are asked about ``node``."""
@@ -155,21 +164,19 @@ def _mark_whole(
 ) -> dict[str, int]:
     """Enter for products the signatures that name their read-only sources, where a device would rather read those in
     special memory and has room for the copies. Returns the bytes of copies that have to be made, by device."""
-    repacking = [target for target in targets if target.repack and target.device.has_repacked]
+    repacking = _repacking(targets)
     spent = {target.name: 0 for target in repacking}
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
-    asked: dict[tuple[Signature, tuple[int, ...]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
+    asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
     for node in nodes if repacking else ():
-        if node.op is None or not node.op.product or node.signature is None:
-            continue
-        whole = tuple([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
-        if not whole:
+        whole = whole_sources(node, special)
+        if not whole or node.signature is None:
             continue
         known = signatures.get(node, node.signature)
         answer = asked.get((known, whole))
         if answer is None:
-            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, node, frozenset(whole))
+            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, node, whole)
         found, positions = answer
         if not positions:
             continue
@@ -186,6 +193,27 @@ def _mark_whole(
         seen.update((weight, kind) for _, weight, kind in new)
         signatures[node] = found
     return spent
+
+
+def whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
+    """Positions of the sources of a product that are read-only matrices in ordinary memory, or nowhere yet."""
+    if node.op is None or not node.op.product:
+        return _NONE
+    return frozenset([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
+
+
+def ask_repacked(targets: Sequence[Target], node: Tensor, known: Signature, whole: frozenset[int]) -> Signature:
+    """The signature of a node with its read-only sources named, where a device would rather read them in special
+    memory; else ``known``."""
+    repacking = _repacking(targets)
+    if not repacking:
+        return known
+    found, positions = _ask_repacked(targets, repacking, known, node, whole)
+    return found if positions else known
+
+
+def _repacking(targets: Sequence[Target]) -> list[Target]:
+    return [target for target in targets if target.repack and target.device.has_repacked]
 
 
 def _ask_repacked(

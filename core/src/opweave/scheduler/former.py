@@ -3,13 +3,13 @@
 A decoder with a growing cache builds a graph for each token of which most steps are those of the token before, on
 operands of the same sizes in the same memory. What was made of such steps when the former program was lowered, views of
 memory and bound kernels, is taken over: making it again is most of what a build costs. Everything else is planned anew,
-so that devices, bytes and results are those of a build that takes nothing over. (Memory that the scheduler has already
-is filled first; as it does not move, a later program may take some more of it than the first one of a scheduler.)
+or by a `Template`, so that devices, bytes and results are those of a build that takes nothing over. (Memory that the
+scheduler has already is filled first; as it does not move, a later program may take more of it than the first one.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from operator import is_
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,17 +40,15 @@ class Former(NamedTuple):
         steps = [(split.target, len(split.items)) for split in known.splits]
         return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
 
-    def leaves_of(self, partition: Partition) -> Bindings | None:
-        """Its bindings, if ``partition`` has the same leaves by the same storage ids, read in the same memory: as long
-        as a program is current, its leaves have not moved."""
+    def leaves_of(self, partition: Partition) -> Collection[int]:
+        """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a
+        program is current, its leaves have not moved."""
         known = self.partition
-        same = (
-            known.owners == partition.owners
-            and known.unpacked == partition.unpacked
-            and known.repacked == partition.repacked
-            and known.placed == partition.placed
-        )
-        return self.lists[0].bindings if same else None
+        if (known.unpacked, known.repacked, known.placed) != (partition.unpacked, partition.repacked, partition.placed):
+            return ()
+        if known.owners is partition.owners:
+            return known.owners.keys()
+        return [storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner]
 
     def at(self, slot: int, bindings: Bindings) -> Known | None:
         """What a slot of it holds; ``None`` if it has no such slot, or was closed."""

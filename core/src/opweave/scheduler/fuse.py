@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from functools import cached_property
-from operator import itemgetter
+from itertools import islice, repeat
+from operator import and_, attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.step import Arg, Single, Step
@@ -116,37 +117,61 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
     if type(stream)._single is Stream._single:
         add(range(len(items)))
         return groups
+    singles = _singles(split, asked, uniform=not partition.copies)
+    loose = [single is None or single.fuses for single in singles]
+    if None not in singles and not any(map(and_, loose, islice(loose, 1, None))):
+        fields = zip(zip(range(len(items))), map(_WORKSPACE, singles), map(_KERNEL, singles), strict=True)
+        return list(map(new, repeat(FusedGroup), fields))
     run: list[int] = []  # steps in a row that may share groups
-    first: Single | None = None  # of the first of them
 
     def end() -> None:
+        first = singles[run[0]] if run else None
         if len(run) == 1 and first is not None:
             groups.append(new(FusedGroup, ((run[0],), first.workspace, first.kernel)))
         elif run:
             add(run)
         run.clear()
 
-    kind = type(stream)
-    for i, item in enumerate(items):
-        _, _, out, srcs, support = item
-        single: Single | None = None
-        if support.choice is not None:
-            # What the stream says of a step by itself, asked once for its kind and layout.
-            kept, layout = support.choice.kept, (kind, out[4], *map(_STRIDES, srcs))
-            single = kept.get(layout)
-            if single is None:
-                single = kept[layout] = stream._single(_step(item, asked.unbound))
+    for i, single in enumerate(singles):
         if single is None or single.fuses:
-            first = first if run else single
             run.append(i)
             continue
-        if run:
-            end()
+        end()
         groups.append(new(FusedGroup, ((i,), single.workspace, single.kernel)))
     end()
     return groups
 
 
+def _singles(split: Split, asked: _Asked, *, uniform: bool) -> list[Single | None]:
+    """What the stream of a split says of each step by itself, asked once for its kind and layout; ``None`` where it is
+    not asked.
+
+    Args:
+        uniform: no operand is a copy, so that operands are laid out as the signature says to which a `Support` belongs.
+    """
+    stream, items = split.target.stream, split.items
+    kind = type(stream)
+
+    def ask(item: PlannedStep) -> Single | None:
+        _, _, out, srcs, support = item
+        if support.choice is None:
+            return None
+        kept, layout = support.choice.kept, (kind, out[4], *map(_STRIDES, srcs))
+        single: Single | None = kept.get(layout)
+        if single is None:
+            single = kept[layout] = stream._single(_step(item, asked.unbound))
+        return single
+
+    supports = list(map(_SUPPORT, items))
+    if not uniform or any(support.packed for support in set(supports)):
+        return list(map(ask, items))
+    found = {support: ask(item) for support, item in dict(zip(supports, items, strict=True)).items()}
+    return list(map(found.__getitem__, supports))
+
+
+_SUPPORT: Final = itemgetter(4)  # of a `PlannedStep`
+_ITEMS: Final = itemgetter(0)  # of a `FusedGroup`
+_WORKSPACE, _KERNEL = attrgetter("workspace"), attrgetter("kernel")  # of a `Single`
 _STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
 
@@ -214,7 +239,7 @@ def _last_readers(partition: Partition) -> dict[int, int]:
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
-    if not any(len(group.items) > 1 for groups in grouped for group in groups or ()):
+    if all(groups is None or max(map(len, map(_ITEMS, groups)), default=1) == 1 for groups in grouped):
         return set()
     made = {
         split.items[i].out.storage: group

@@ -5,9 +5,11 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import repeat
+from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -34,6 +36,7 @@ from opweave.scheduler.feeding import read_in_place
 from opweave.scheduler.fuse import bound_step
 from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.launch import bind_launch
+from opweave.scheduler.operands import Operands, pick
 from opweave.scheduler.own_work import own_work
 from opweave.scheduler.run_list import Action, CallList, Feed, Fetch, RunList
 from opweave.scheduler.splits import StorageView
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.fuse import Groups
     from opweave.scheduler.group_operands import Lister
     from opweave.scheduler.splits import Copy, Partition, Split
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.target import Support, Target
 
 __all__ = ["lower"]
 
@@ -65,6 +68,7 @@ def lower(
     count: Callable[[int], object],
     show: Show | None = None,
     former: Former | None = None,
+    listed: Operands | None = None,
 ) -> list[RunList]:
     """The run list of every slot.
 
@@ -73,10 +77,12 @@ def lower(
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and its value where it lies.
+        listed: the operands of the only split, where they were numbered already.
     """
     known = [None if former is None else former.at(k, slot) for k, slot in enumerate(bindings)]
     lists = [
-        _Lowering(partition, groups, slot, count, show, k, overlapping) for slot, k in zip(bindings, known, strict=True)
+        _Lowering(partition, groups, slot, count, show, k, overlapping, listed)
+        for slot, k in zip(bindings, known, strict=True)
     ]
     orders: list[list[list[Need]]]
     if len({entry.queue for made in lists for entry in made.entries}) > 1:
@@ -122,7 +128,9 @@ class _Lowering:
         show: Show | None,
         known: Known | None,
         overlapping: bool,
+        listed: Operands | None,
     ) -> None:
+        self.listed: Final = listed
         self.known: Final = known
         self.overlapping: Final = overlapping
         self.partition: Final = partition
@@ -130,7 +138,8 @@ class _Lowering:
         self.bindings: Final = bindings
         self.targets: Final = partition.assignment.targets
         numbered = any(target.stream.lists_operands for target in self.targets)
-        self.arg: Final = operands(partition, bindings, None if known is None else known.bindings, numbered=numbered)
+        before, leaves = (None, ()) if known is None else (known.bindings, known.former.leaves_of(partition))
+        self.arg: Final = operands(partition, bindings, before, numbered=numbered, leaves=leaves)
         self.count: Final = count
         self.show: Final = show
         states = [t.leaf for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
@@ -231,7 +240,9 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
+            plan = _compile(
+                split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known, self.listed
+            )
             self.result.plans.append(plan)
             action = Action("plan", target, split, groups=self.groups.of_split[split.index], plan=plan)
             self.entries.append(_Entry(self._queue(target), plan.run, action))
@@ -363,6 +374,7 @@ def _compile(
     arg: Callable[[StorageView], Arg],
     lister: Lister | None,
     known: Known | None,
+    listed: Operands | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     workspaces, items = bindings.workspaces, split.items
@@ -384,12 +396,14 @@ def _compile(
     # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
     plain = kind._bind is Stream._bind
     shares = stream.shares_calls
+    firsts = items if fused is None else [items[group.items[0]] for group in fused]
+    by_place = listed is not None and len(firsts) == len(items)
+    keys = _keys(listed, bindings) if listed is not None and by_place else repeat((), len(firsts))
     # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
-    bound: dict[tuple[Any, ...], tuple[Call, list[Arg]]] = {}
+    bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
+    made: dict[tuple[Any, ...], Arg] = {}  # kind of step, position and place -> operand
     calls: list[Call] = []
-    for g, (op, node, out, srcs, support) in enumerate(
-        items if fused is None else [items[group.items[0]] for group in fused]
-    ):
+    for g, ((op, node, out, srcs, support), places) in enumerate(zip(firsts, keys, strict=True)):
         same = former[g] if former is not None else None
         if same is not None:
             calls.append(same)
@@ -402,10 +416,12 @@ def _compile(
                 calls.append(stream._bind(group_of(g)))
                 continue
             scratch = workspaces.get((split.index, g)) if kernel.workspace is not None else None
-            args = [arg(out), *map(arg, srcs)]
-            key = (support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
+            args: Sequence[Arg] = () if by_place else (arg(out), *map(arg, srcs))
+            key = (id(kernel), *places, support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
             equal = bound.get(key) if shares else None
             if equal is None:
+                if by_place:
+                    args = _arguments(places, support, (out, *srcs), made, arg)
                 attrs = node.attrs if node is not None else {}
                 if kernel.workspace is not None:
                     assert choice is not None
@@ -416,6 +432,30 @@ def _compile(
             what = group_of(g).describe() if node is not None else op
             raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
     return Plan(stream, calls, len(calls), _leaf_buffers(split, partition, bindings))
+
+
+def _keys(operands: Operands, bindings: Bindings) -> Iterable[tuple[int, ...]]:
+    """For every step the numbers of the places of its operands, the result first."""
+    where = operands.places(bindings.buffers, bindings.offsets)
+    outs = zip(pick(where, operands.outs), strict=True)
+    return map(add, outs, operands.sources(where))
+
+
+def _arguments(
+    places: Sequence[int],
+    support: Support,
+    views: Sequence[StorageView],
+    made: dict[tuple[Any, ...], Arg],
+    arg: Callable[[StorageView], Arg],
+) -> list[Arg]:
+    """The operands of a step. Those of equal steps in the same places are laid out alike."""
+    args = []
+    for position, (place, view) in enumerate(zip(places, views, strict=True)):
+        found = made.get((support, position, place))
+        if found is None:
+            found = made[support, position, place] = arg(view)
+        args.append(found)
+    return args
 
 
 def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set[Buffer]:

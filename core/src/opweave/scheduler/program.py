@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.run_list import RunList
+    from opweave.scheduler.template import Template
 
 __all__ = ["Array", "MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
 
@@ -129,7 +130,8 @@ class Program(Planned, Generic[R_co]):
     """
 
     __slots__ = (
-        "__weakref__", "_executor", "_groups", "_nbytes", "_on_close", "_placements", "_state", "_variant",
+        "__weakref__", "_executor", "_groups", "_made_template", "_nbytes", "_on_close", "_placements", "_state",
+        "_variant",
     )  # fmt: skip
 
     def __init__(
@@ -149,6 +151,7 @@ class Program(Planned, Generic[R_co]):
         self._variant: Final = variant  # makes the same program with observed nodes
         self._on_close: Final = on_close
         self._placements: Final = Placements(state.partition.leaves)
+        self._made_template: tuple[Template | None] | None = None
         executor.add(state)
 
     def __repr__(self) -> str:
@@ -161,6 +164,19 @@ class Program(Planned, Generic[R_co]):
     def _former(self) -> Former:
         """What another program that is built may use again of this one."""
         return Former(self.partition, self._groups, self._state.lists)
+
+    @property
+    def _template(self) -> Template | None:
+        """The structure of its graph, for building it in other sizes, if that can be done by it."""
+        if self._made_template is None:
+            from opweave.scheduler.template import Template  # most programs are built in one size
+
+            self._made_template = (Template.of(self.partition, self._groups),)
+        return self._made_template[0]
+
+    def _take_template(self, other: Program) -> None:
+        """Use the template of a program of the same structure."""
+        self._made_template = other._made_template
 
     # --- running ----------------------------------------------------------------------------------------------------
 

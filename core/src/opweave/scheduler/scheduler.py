@@ -255,11 +255,14 @@ class Scheduler:
             start = perf_counter_ns()
             builder = self._builder
             with COLLECTOR.away():
-                parts = builder.plan(tensors, pinned, placed, allowed)
-                several = parts.graph.sharded and len({split.target.index for split in parts.splits}) > 1
-                if several and self._compute_at_once():
+                plain = not (pinned or placed or allowed or self._memory_limit) and self.placement != "cost"
+                program = builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
+                if program is None:
                     parts = builder.plan(tensors, pinned, placed, allowed)
-                program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
+                    several = parts.graph.sharded and len({split.target.index for split in parts.splits}) > 1
+                    if several and self._compute_at_once():
+                        parts = builder.plan(tensors, pinned, placed, allowed)
+                    program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
