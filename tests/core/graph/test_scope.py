@@ -26,13 +26,19 @@ def test_scopes_nest_and_come_before_names():
 
 
 def test_leaves_keep_the_names_by_which_they_are_fed():
+    # Names of its own: equal leaves are one tensor, which another test may have named.
     with ow.scope("layer"):
-        leaves = ow.input("x", (2,)), ow.state("s", (2,)), ow.constant([1.0, 2.0]), ow.weights({"w": np.ones(2)})["w"]
+        leaves = (
+            ow.input("fed", (2,)),
+            ow.state("sum", (2,)),
+            ow.constant([1.0, 2.0]),
+            ow.weights({"w": np.ones(2)})["w"],
+        )
         total = sum(leaves[1:], leaves[0] * 1.5)
-    assert [t.name for t in leaves] == ["x", "s", "constant", "w"]
+    assert [t.name for t in leaves] == ["fed", "sum", "constant", "w"]
     assert {t.scope for t in leaves} == {""}
     assert total.name == "layer/add"
-    np.testing.assert_array_equal(ow.compile(total, devices=["cpu"])(x=np.ones(2, np.float32)), [3.5, 4.5])
+    np.testing.assert_array_equal(ow.compile(total, devices=["cpu"])(fed=np.ones(2, np.float32)), [3.5, 4.5])
 
 
 def test_an_equal_node_keeps_the_scope_in_which_it_was_built_first():
