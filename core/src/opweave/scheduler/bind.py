@@ -6,7 +6,7 @@ With several slots, runs may be under way at once: what more than one queue touc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.contract.buffer import Buffer
@@ -89,13 +89,13 @@ def bind(
             for arena, chunk in zip(partition.arenas, plan.chunks, strict=True)
         ]
         known = None if former is None else former.lists[0].bindings
-        same: Collection[int] = () if former is None or known is None else former.leaves_of(partition)
+        same: Set[int] = frozenset() if former is None or known is None else former.leaves_of(partition)
         if known is not None and same:
             handles.update((storage, handle) for storage, handle in known.handles.items() if storage in same)
             for storage in same:
                 buffers[storage], offsets[storage] = known.buffers[storage], known.offsets[storage]
         if len(same) < len(partition.owners):
-            _bind_leaves(partition, set(same), host, buffers, offsets, handles)
+            _bind_leaves(partition, same, host, buffers, offsets, handles)
     except BaseException:
         for lease in leases:
             lease.release()

@@ -9,7 +9,7 @@ scheduler has already is filled first; as it does not move, a later program may 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from operator import is_
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,15 +40,15 @@ class Former(NamedTuple):
         steps = [(split.target, len(split.items)) for split in known.splits]
         return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
 
-    def leaves_of(self, partition: Partition) -> Collection[int]:
+    def leaves_of(self, partition: Partition) -> Set[int]:
         """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a
         program is current, its leaves have not moved."""
         known = self.partition
         if (known.unpacked, known.repacked, known.placed) != (partition.unpacked, partition.repacked, partition.placed):
-            return ()
+            return frozenset()
         if known.owners is partition.owners:
             return known.owners.keys()
-        return [storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner]
+        return {storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner}
 
     def at(self, slot: int, bindings: Bindings) -> Known | None:
         """What a slot of it holds; ``None`` if it has no such slot, or was closed."""

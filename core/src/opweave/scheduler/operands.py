@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, count, repeat
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Operands", "pick"]
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 
-def pick(values: Sequence[T] | Mapping[K, T], keys: Sequence[K]) -> list[T]:
-    """The values at the positions, or of the keys, ``keys``."""
-    return list(map(values.__getitem__, keys))  # type: ignore[arg-type]
+def pick(values: Sequence[T], numbers: Sequence[int]) -> list[T]:
+    """The values at the positions ``numbers``."""
+    return list(map(values.__getitem__, numbers))
 
 
 class Operands(NamedTuple):

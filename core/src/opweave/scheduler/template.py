@@ -252,7 +252,7 @@ class Template:
             if answer is None:
                 return None
             answers[kind, signature] = answer
-        found = pick(answers, pairs)
+        found = [answers[pair] for pair in pairs]
         special = {
             node: known for node, (_, known), (_, plain) in zip(nodes, found, pairs, strict=True) if known is not plain
         }
