@@ -253,10 +253,66 @@ def test_comparison_with_onnx_runtime_names_the_first_difference(monkeypatch):
     assert not found
     assert found.first_divergence is not None
     assert found.first_divergence.node == "relu_r"
+    assert found.first_divergence.own is not None
+    assert found.values[-1].diverges  # since its input does
+    assert not found.values[-1].wrong
+    assert found.values[-1].cause == "from its inputs"
     assert "first difference at relu_r (Relu)" in str(found)
+    assert str(found).splitlines()[-1].startswith("outputs differ at ")
     newer = model([node("Relu", "x", "y")], [value("x", F32, [3])], ["y"], version=28)
     with pytest.raises(ow.Unavailable, match=r"ONNX Runtime .* does not load the model"):
         compare(newer, {"x": X[0, :3]}, ["cpu"])
+
+
+def test_a_model_whose_outputs_agree_agrees_whatever_cancels_within(monkeypatch):
+    """Of ``mean(x) - mean(x)``, computed in two ways, nothing is left but rounding: no digit of it is right anywhere,
+    and beside the output it is nothing."""
+    from opweave_onnx.operators.table import OPERATORS, Operator
+
+    axes = np.array([0], np.int64)
+    nodes = [
+        node("ReduceMean", "x axes", "mean"), node("ReduceSum", "x axes", "sum"), node("Div", "sum count", "again"),
+        node("Sub", "mean again", "rest"), node("Add", "rest x", "y"), node("Identity", "rest", "same"),
+        node("Add", "same y", "z"),
+    ]  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((1000, 8)).astype(F32) + 100
+    weights = {"axes": axes, "count": np.array(1000, F32)}
+    proto = model(nodes, [value("x", F32, [1000, 8])], ["z"], weights)
+    # Correctly rounded, which ONNX Runtime's sum is not.
+    exact = Operator(lambda call, x, axes: ow.cast(ow.mean(ow.cast(x, "f64"), 0, keepdims=True), "f32"))
+    monkeypatch.setitem(OPERATORS, ("", "ReduceMean"), exact)
+    found = compare(proto, {"x": x}, ["host"])
+    rows = {row.value: row for row in found.values}
+    assert rows["rest"].diverges
+    assert (rows["rest"].wrong, rows["rest"].cancels) == (False, True)
+    assert (rows["same"].cancels, rows["same"].cause) == (False, "from its inputs")
+    assert found
+    assert [row.value for row in found.outputs] == ["z"]
+    assert found.first_divergence is None
+    assert "cancellation of its inputs" in str(found)
+    strict = compare(proto, {"x": x}, ["host"], tolerance=0.0)
+    assert not strict
+    with pytest.raises(ValueError, match="a tolerance is a number from 0 on"):
+        compare(proto, {"x": x}, ["host"], tolerance=-1.0)
+
+
+def test_a_node_with_graphs_of_its_own_is_run_alone(monkeypatch):
+    """Of what the branches of an If read from around them, too."""
+    from opweave_onnx.operators.table import OPERATORS, Operator
+
+    then = helper.make_graph([node("Mul", "h w", "t")], "then", [], [value("t", F32, [3])])
+    other = helper.make_graph([node("Add", "h w", "e")], "else", [], [value("e", F32, [3])])
+    nodes = [
+        node("Neg", "x", "h"),
+        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other, name="if"),
+    ]
+    proto = model(nodes, [value("x", F32, [3]), value("c", np.bool_, [])], ["y"], {"w": np.full(3, 2, F32)})
+    feeds = {"x": np.arange(3, dtype=F32), "c": np.array(True)}
+    assert compare(proto, feeds, ["cpu"])
+    monkeypatch.setitem(OPERATORS, ("", "Mul"), Operator(lambda call, a, b: a * b + 1))
+    found = compare(proto, feeds, ["cpu"])
+    assert found.first_divergence is not None
+    assert (found.first_divergence.node, found.first_divergence.wrong) == ("if", True)
 
 
 def test_small_results_of_onnx_runtimes_sigmoid_are_no_difference(monkeypatch):

@@ -225,9 +225,20 @@ def _run(
 
 
 def _compare(
-    model: _File, devices: _Devices = "", dims: _Lengths = None, inputs: _Inputs = None, as_json: _Json = False
-) -> None:
-    """Compare the result of every node with ONNX Runtime's. Exits with 1 if they differ by more than rounding."""
+    model: _File,
+    devices: _Devices = "",
+    dims: _Lengths = None,
+    inputs: _Inputs = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance", metavar="NMSE", min=0,
+            help="Normalised mean square error up to which floats agree; default: 1e-9 for f32, 1e-5 for f16.",
+        ),
+    ] = None,
+    as_json: _Json = False,
+) -> None:  # fmt: skip
+    """Compare the outputs with ONNX Runtime's, and the result of every node. Exits with 1 if outputs do not agree."""
     from opweave_onnx.compare import compare
     from opweave_onnx.model import load
 
@@ -235,10 +246,11 @@ def _compare(
         names = [name.strip() for name in devices.split(",")] if devices else None
         with load(model, names) as loaded:
             feeds = _feeds(loaded, dims, inputs)
-        found = compare(model, feeds, names)
+        found = compare(model, feeds, names, tolerance=tolerance)
     if as_json:
         first = found.first_divergence
         print_json({"path": model, "agree": bool(found), "first": first and first._asdict(),
+                    "outputs": [row._asdict() for row in found.outputs],
                     "values": [row._asdict() for row in found.values]})  # fmt: skip
     else:
         typer.echo(plain(str(found)))

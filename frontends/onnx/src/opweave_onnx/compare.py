@@ -1,15 +1,16 @@
-"""`compare`: the results of a model on opweave and by ONNX Runtime, node by node."""
+"""`compare`: the outputs of a model on opweave and by ONNX Runtime, and the results of its nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
 
-from opweave.errors import FormatError, Unavailable
+from opweave.errors import FormatError, OpweaveError, Unavailable
 from opweave.tools.distance import distance
 from opweave_onnx.model import Model, load
 
@@ -32,7 +33,13 @@ class Difference(NamedTuple):
         nmse: mean square error over the mean square of ONNX Runtime's; infinite where integers, NaN or infinities
             differ.
         largest: largest error of an element, relative to the element plus the root mean square of all.
-        diverges: whether ``nmse`` is above `ALLOWED`.
+        diverges: whether ``nmse`` is above the tolerance.
+        own: where it diverges: ``nmse`` of the node alone, computed from ONNX Runtime's values of its inputs; ``None``
+            where it does not diverge, or the node cannot be run alone (it takes or gives a sequence).
+        wrong: whether ``own`` is above the tolerance: the node computes something else from the same inputs.
+        cancels: it diverges, is not wrong, and the values that it reads do not diverge: large numbers cancel, which
+            makes their rounding an error as large as the result. What diverges and is neither wrong nor cancels has
+            its error from values that diverge before it.
     """
 
     value: str
@@ -41,50 +48,89 @@ class Difference(NamedTuple):
     nmse: float
     largest: float
     diverges: bool
+    own: float | None = None
+    wrong: bool = False
+    cancels: bool = False
+
+    @property
+    def cause(self) -> str:
+        """Why it diverges, in words; ``""`` if it does not."""
+        if not self.diverges:
+            return ""
+        if self.own is None:
+            return "not run alone"
+        if self.wrong:
+            return "computes something else"
+        return "cancellation of its inputs" if self.cancels else "from its inputs"
 
 
 class Comparison:
-    """The result of `compare`; true if no value differs by more than rounding.
+    """The result of `compare`; true if no output of the model differs by more than the tolerance.
 
     Attributes:
+        outputs: one row for each output, computed by the model as it is.
         values: one row for each value that both computed, in the order of the graph. Errors accumulate along the graph,
             because each runs on its own results.
     """
 
-    def __init__(self, values: Sequence[Difference]) -> None:
+    def __init__(self, outputs: Sequence[Difference], values: Sequence[Difference]) -> None:
+        self.outputs: Final = outputs
         self.values: Final = values
 
     def __bool__(self) -> bool:
-        return not any(row.diverges for row in self.values)
+        return not any(row.diverges for row in self.outputs)
 
     @property
     def first_divergence(self) -> Difference | None:
-        """The first value that differs by more than rounding; ``None`` if none does."""
-        return next((row for row in self.values if row.diverges), None)
+        """The first value whose node computes something else from the same inputs; ``None`` if none does."""
+        return next((row for row in self.values if row.wrong), None)
 
     def __str__(self) -> str:
-        found = self.first_divergence
-        verdict = "no difference beyond rounding" if found is None else f"first difference at {found.node} ({found.op})"
-        lines = [f"{len(self.values)} values beside ONNX Runtime's: {verdict}"]
+        lines = [f"{len(self.values)} values beside ONNX Runtime's; the furthest from it:"]
         worst = sorted(self.values, key=lambda row: -row.nmse)[:10]
         width = max((len(row.node) for row in worst), default=0)
-        lines += [f"    {r.node:<{width}}  {r.op:<16} mean square error {r.nmse:.2e}, largest {r.largest:.2e}"
-                  for r in worst]  # fmt: skip
+        for r in worst:
+            errors = f"mean square error {r.nmse:.2e}, largest {r.largest:.2e}"
+            lines.append(f"    {r.node:<{width}}  {r.op:<16} {errors}  {r.cause}".rstrip())
+        if (found := self.first_divergence) is not None:
+            lines.append(
+                f"first difference at {found.node} ({found.op}), which computes something else from equal inputs"
+            )
+        if not self.outputs:
+            lines.append("outputs agree: none of them is an array")
+        else:
+            far = max(self.outputs, key=lambda row: (row.diverges, row.nmse))
+            verdict = "agree" if self else f"differ at {far.value}"
+            lines.append(f"outputs {verdict}: largest mean square error {far.nmse:.2e}, largest {far.largest:.2e}")
         return "\n".join(lines)
 
 
-def compare(path: Any, feeds: Mapping[str, Any] | None = None, devices: Any = None, **options: Any) -> Comparison:
-    """Run a model on opweave and by ONNX Runtime, and compare the results of all nodes of the main graph.
+def compare(
+    path: Any,
+    feeds: Mapping[str, Any] | None = None,
+    devices: Any = None,
+    *,
+    tolerance: float | None = None,
+    **options: Any,
+) -> Comparison:
+    """Run a model on opweave and by ONNX Runtime, and compare its outputs and the results of all nodes of its main
+    graph.
+
+    A node whose result diverges is run once more by itself, on ONNX Runtime's values of its inputs.
 
     Args:
         path: the file, or an ``onnx.ModelProto``.
         feeds: as of `Model.run`; ``None``: random numbers, dynamic axes of length 1.
         devices, options: as of `load`.
+        tolerance: the normalised mean square error up to which floats count as equal; ``None``: `ALLOWED`.
 
     Raises:
         Unavailable: ONNX Runtime is not installed, or does not load the model; the message says why.
         FormatError, DTypeError, UnsupportedOpError: as of `load`.
+        ValueError: the tolerance is negative, or no number.
     """
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"a tolerance is a number from 0 on, not {tolerance}")
     try:
         import onnxruntime
     except ImportError as error:
@@ -105,24 +151,86 @@ def compare(path: Any, feeds: Mapping[str, Any] | None = None, devices: Any = No
             f"ONNX Runtime {onnxruntime.__version__} does not load the model: {str(error)[:300]}",
             remedy="compare a model that it supports (it refuses operators of version 27 on)",
         ) from None
-    with load(shown, devices, **options) as model:
+    with load(proto, devices, **options) as model:
         given = dict(feeds) if feeds is not None else examples(model)
+        results = model.run(given)
+    with load(shown, devices, **options) as model:
         ours = model.run(given)
-        theirs = dict(zip([o.name for o in session.get_outputs()], session.run(None, given), strict=True))
-    rows = []
+    theirs = dict(zip([o.name for o in session.get_outputs()], session.run(None, given), strict=True))
+    outputs = [_difference(name, made.get(name), results.get(name), theirs.get(name), tolerance)
+               for name in (value.name for value in proto.graph.output)]  # fmt: skip
+    rows: dict[str, Difference] = {}
     for name, node in made.items():
-        mine, other = ours.get(name), theirs.get(name)
-        if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray):
+        row = _difference(name, node, ours.get(name), theirs.get(name), tolerance)
+        if row is None:
             continue
-        if mine.shape != other.shape or mine.dtype != other.dtype:
-            rows.append(Difference(name, node.name or node.op_type, node.op_type, np.inf, np.inf, True))
+        if row.diverges:
+            alone = _run_alone(shown, node, {**given, **theirs}, devices, options)
+            own = _difference(name, node, alone.get(name), theirs[name], tolerance)
+            if own is not None:
+                inherited = any(read in rows and rows[read].diverges for read in _reads(node))
+                row = row._replace(own=own.nmse, wrong=own.diverges, cancels=not own.diverges and not inherited)
+        rows[name] = row
+    return Comparison([row for row in outputs if row is not None], list(rows.values()))
+
+
+def _difference(
+    name: str, node: onnx.NodeProto | None, mine: Any, other: Any, tolerance: float | None
+) -> Difference | None:
+    """How far ``mine`` is from ``other``; ``None`` if one of them is no array, but a sequence or missing."""
+    if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray):
+        return None
+    by, op = (name, "") if node is None else (node.name or node.op_type, node.op_type)
+    if mine.shape != other.shape or mine.dtype != other.dtype:
+        return Difference(name, by, op, np.inf, np.inf, True)
+    d = distance(mine, other)
+    allowed = ALLOWED.get(mine.dtype.name, 0.0)
+    if tolerance is not None and allowed:
+        allowed = tolerance
+    diverges = d.nmse > allowed
+    if op == "Sigmoid" and diverges:
+        diverges = not np.allclose(mine, other, rtol=0, atol=SIGMOID)
+    return Difference(name, by, op, d.nmse, d.largest, diverges)
+
+
+def _run_alone(
+    proto: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], devices: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The results of one node of the main graph on given values of what it reads; none if it cannot be run so."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    constants = {name for other in proto.graph.node if other.op_type == "Constant" for name in other.output}
+    inputs, initializers = [], []
+    for name in _reads(node):
+        if name in weights:
+            initializers.append(weights[name])
             continue
-        d = distance(mine, other)
-        diverges = d.nmse > ALLOWED.get(mine.dtype.name, 0.0)
-        if node.op_type == "Sigmoid" and diverges:
-            diverges = not np.allclose(mine, other, rtol=0, atol=SIGMOID)
-        rows.append(Difference(name, node.name or node.op_type, node.op_type, d.nmse, d.largest, diverges))
-    return Comparison(rows)
+        value = np.asarray(values.get(name))
+        if value.dtype == object:  # a sequence, or an optional value
+            return {}
+        if name in constants:
+            initializers.append(onnx.numpy_helper.from_array(value, name))
+        else:
+            elem = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            inputs.append(onnx.helper.make_tensor_value_info(name, elem, value.shape))
+    results = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = onnx.helper.make_graph([node], "alone", inputs, results, initializers)
+    alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, functions=proto.functions)
+    alone.ir_version = proto.ir_version
+    with suppress(OpweaveError), load(alone, devices, **options) as model:
+        return dict(model.run({value.name: values[value.name] for value in inputs}))
+    return {}
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """Names of the values that a node reads, also those that graphs in its attributes take from around it."""
+    names = dict.fromkeys(name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {value.name for value in (*graph.input, *graph.initializer)}
+            own |= {name for inner in graph.node for name in inner.output}
+            read = [name for inner in graph.node for name in _reads(inner)] + [value.name for value in graph.output]
+            names.update(dict.fromkeys(name for name in read if name not in own))
+    return list(names)
 
 
 def _read(path: Any) -> onnx.ModelProto:
