@@ -60,6 +60,12 @@ def test_unknown_names_get_suggestions(name, known, says):
     assert hinted.endswith((". Look there.", "? Look there."))
 
 
+def test_names_are_listed_beside_suggestions_where_asked_for():
+    error = UnknownNameError("device", "opencl0", ["opencl:0", "cpu"], "Look there.", listed=True)
+    assert str(error).endswith("did you mean 'opencl:0'? There are: cpu, opencl:0. Look there.")
+    assert str(UnknownNameError("device", "zzz", ["b", "a"], listed=True)).count("there are") == 1
+
+
 def test_unknown_names_are_key_errors_without_the_quotes():
     with pytest.raises(KeyError) as caught:
         raise UnknownNameError("weight", "w", ["v"])

@@ -13,6 +13,7 @@ import pytest
 
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
+from opweave.packages import pip_install
 from opweave_opencl import OpenCLBackend
 from opweave_opencl.discovery import SELECTION, Found, find_devices, select
 from opweave_opencl.properties import kind_of
@@ -125,7 +126,7 @@ def test_no_platform(monkeypatch):
     monkeypatch.setattr(cl, "get_platforms", none)
     with pytest.raises(Unavailable, match="no OpenCL platform") as caught:
         OpenCLBackend().devices()
-    assert "opweave-opencl[pocl]" in caught.value.remedy
+    assert pip_install("opweave-opencl[pocl]") in caught.value.remedy
 
 
 def test_platforms_without_devices(monkeypatch):

@@ -98,9 +98,10 @@ class UnknownNameError(OpweaveError, KeyError):
         name: the name that was asked for; also an attribute.
         known: the names that exist; as an attribute sorted.
         hint: a sentence to add to the message.
+        listed: the names that exist are listed beside suggestions, too; else only where nothing is similar.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "", *, listed: bool = False) -> None:
         from difflib import (
             get_close_matches,  # imported here: it costs as much as the other imports of this module together
         )
@@ -111,8 +112,8 @@ class UnknownNameError(OpweaveError, KeyError):
         message = f"there is no {what} named {name!r}"
         if close:
             message += f"; did you mean {' or '.join(map(repr, close))}?"
-        elif self.known:
-            message += f"; there are: {', '.join(self.known[:20])}"
+        if self.known and (listed or not close):
+            message += f"{' There' if close else '; there'} are: {', '.join(self.known[:20])}"
         if hint[:1].isupper() and not message.endswith("?"):
             message += "."
         super().__init__(f"{message} {hint}".rstrip())

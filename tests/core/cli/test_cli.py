@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import opweave as ow
 from opweave import registry
 from opweave.cost.profile import Curve, OpCost, Profile
+from opweave.packages import pip_install
 from tests.support.plugins_for_tests import OLD, backend, probed
 from tests.support.text import words
 
@@ -208,7 +212,7 @@ class TestCommandsOfPlugins:
         code, out, err = run("serve-devices", "--help")
         assert (code, out) == (2, "")
         assert "the command 'serve-devices' is one of opweave-remote" in err
-        assert "remedy: pip install opweave-remote" in err
+        assert f"remedy: {pip_install('opweave-remote')}; `opweave plugins`" in err
 
     def test_are_added(self, folder, run):
         folder.add("greeter", with_command("greet"), value="opweave_greeter")
@@ -298,6 +302,7 @@ class TestUnusableDevices:
                 "description": "Old card",
                 "error": "no kernel image for sm_30",
                 "remedy": "install the build for it",
+                "replaced_by": "",
             }
         ]
 
@@ -318,8 +323,52 @@ def test_a_wrong_call(run, arguments):
 
 
 def test_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "opweave", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("opweave ")
+    for option in ("--version", "-V"):
+        done = subprocess.run([sys.executable, "-m", "opweave", option], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("opweave ")
+
+
+def test_help_has_a_short_option_everywhere(run):
+    assert run("-h")[1] == run("--help")[1]
+    assert "Usage: opweave devices" in run("devices", "-h")[1]
+
+
+def test_shells_complete_commands(folder, monkeypatch, capfd):
+    """Also those of plugins, in the middle of a line that Python has not been given as arguments."""
+    folder.add("greeter", with_command("greet"), value="opweave_greeter")
+    environ = {
+        **os.environ, "OPWEAVE_BACKEND_PATH": str(folder.path), "OPWEAVE_DISABLE": "cpu,opencl,ort,remote,torch,onnx",
+        "_OPWEAVE_COMPLETE": "complete_bash",
+    }  # fmt: skip
+
+    def complete(words: str, at: int) -> list[str]:
+        done = subprocess.run(
+            [Path(sys.executable).with_name("opweave")], capture_output=True, text=True, check=True,
+            env={**environ, "COMP_WORDS": words, "COMP_CWORD": str(at)},
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert complete("opweave gr", 1) == ["greet"]
+    assert {"devices", "doctor"} <= set(complete("opweave ", 1))
+    assert complete("opweave devices --feat", 2) == ["--features"]
+
+
+def test_a_terminal_that_knows_ascii_only_gets_similar_characters(folder, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": np.zeros((2, 3), np.float32)}, path)
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "TERM": "dumb", "COLUMNS": "20"}
+    for arguments in (["weights", str(path)], ["--help"], ["devices"], ["nosuch"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "opweave", *arguments], capture_output=True, env=environ, check=False
+        )
+        assert (done.stdout + done.stderr).isascii()
+        assert b"Traceback" not in done.stderr
+        if arguments[0] == "weights":
+            assert b"2x3" in done.stdout
+    from opweave.cli.output import _similar
+
+    assert "5 µs × 2 ☃".encode("ascii", "backslashreplace") == b"5 \\xb5s \\xd7 2 \\u2603"
+    assert _similar(UnicodeEncodeError("ascii", "5 µ×☃ s", 2, 5, "")) == ("ux\\u2603", 5)
 
 
 class TestProfile:

@@ -8,6 +8,7 @@ import pytest
 
 from opweave.host.cache import FileCache
 from opweave.host.cores import Cores
+from opweave.packages import pip_install
 from opweave.tools.doctor import cache_diagnosis, cores_diagnosis, threads_diagnosis
 from tests.support.plugins_for_tests import OLD, backend, probed
 from tests.support.text import words
@@ -45,6 +46,19 @@ class TestDoctor:
         assert words("remedy install the build for it") in words(out)
         assert "2 wrong" in out
 
+    def test_a_driver_that_another_one_replaces_is_a_remark(self, folder, run):
+        """Two drivers show one piece of hardware."""
+        folder.add("acme", probed("Unit(kind=Kind.GPU, hardware_id='7')", "Unit(kind=Kind.CPU, hardware_id='7')"))
+        code, out, _ = run("doctor", "--json")
+        found = diagnoses(out)["device acme:0"]
+        assert (code, found["status"], found["remedy"]) == (0, "ok", "install the build for it")
+        assert found["message"] == "acme:1 is used in place of this one, which is unusable: no kernel image for sm_30"
+
+    def test_a_driver_of_other_hardware_replaces_none(self, folder, run):
+        folder.add("acme", probed("Unit(kind=Kind.GPU, hardware_id='7')", "Unit(kind=Kind.CPU)"))
+        code, out, _ = run("doctor", "--json")
+        assert (code, diagnoses(out)["device acme:0"]["status"]) == (1, "wrong")
+
     def test_exit_status(self, folder, run):
         folder.add("cardless", backend(body="raise Unavailable('no card')"))
         assert run("doctor")[0] == 0
@@ -52,7 +66,7 @@ class TestDoctor:
 
     def test_a_machine_with_only_the_host_is_diagnosed(self, run):
         _, out, _ = run("doctor", "--json")
-        assert diagnoses(out)["devices"]["remedy"] == "pip install opweave-cpu"
+        assert diagnoses(out)["devices"]["remedy"] == pip_install("opweave-cpu")
 
     def test_caches_and_variables_in_force(self, run, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")

@@ -33,6 +33,14 @@ def test_every_plugin_is_an_extra_of_the_core_in_a_version_that_fits():
     assert (everything.name, everything.extras) == ("opweave", plugins | {"training"})
 
 
+def test_every_package_says_where_it_is_published():
+    folders = [ROOT / "core", *(path.parent for path in ROOT.glob("*/*/pyproject.toml"))]
+    assert len(folders) > 7
+    for folder in folders:
+        project = settings(str(folder.relative_to(ROOT)))["project"]
+        assert project["urls"]["Homepage"] == f"https://pypi.org/project/{project['name']}/"
+
+
 @pytest.mark.parametrize(
     "call", ["build_wheel", "build_sdist", "build_editable", "get_requires_for_build_wheel"]
 )  # what pip calls, with and without -e

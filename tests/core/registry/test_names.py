@@ -104,6 +104,17 @@ class TestLookup:
             registry.device(name)
         assert "acme:0" in str(caught.value)
 
+    def test_an_unknown_device_lists_what_is_there_and_the_backend_says_what_would_make_it(self):
+        class Counted(Family):
+            def why_no_device(self, id):
+                return f"Set ACME_DEVICES={id}." if id else ""
+
+        registry = registry_of(Counted("acme", Unit("0")))
+        with pytest.raises(
+            UnknownNameError, match=r"did you mean 'acme:0'\? There are: acme:0, host\. Set ACME_DEVICES=1\."
+        ):
+            registry.device("acme:1")
+
     def test_an_unknown_backend(self):
         with pytest.raises(UnknownNameError, match="no backend named 'acne'; did you mean 'acme'"):
             registry_of(Family("acme", Unit())).backend("acne")

@@ -15,13 +15,14 @@ from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
-from opweave.cli.output import plain, quiet_stdout
+from opweave.cli.output import accept_any_text, plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
 from opweave.cli.profile import show_profiles
 from opweave.cli.weights import show_weights
 from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
+from opweave.packages import pip_install
 from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
@@ -45,7 +46,7 @@ def build_app() -> typer.Typer:
         name="opweave",
         help="Run one compute graph on many devices.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
@@ -61,17 +62,18 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command that ``sys.argv`` names. Exits with 0, 1 for an error, 2 for a wrong call."""
+    accept_any_text()
     app = build_app()
-    arguments = sys.argv[1:]
+    arguments = _arguments()
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     # Plugins are imported only if the command may be one of theirs, so that none can break the built-in commands.
-    if command not in _COMMANDS and "--version" not in arguments:
+    if command not in _COMMANDS and not {"--version", "-V"} & set(arguments):
         added = add_plugin_commands(app, _COMMANDS)
         if command in _PACKAGES and command not in added:
             package = _PACKAGES[command]
             print(
                 f"error: the command {command!r} is one of {package}, which is not installed or cannot be loaded\n"
-                f"  remedy: pip install {package}; `opweave plugins` shows why a plugin is not loaded",
+                f"  remedy: {pip_install(package)}; `opweave plugins` shows why a plugin is not loaded",
                 file=sys.stderr,
             )
             sys.exit(2)
@@ -79,7 +81,7 @@ def main() -> None:
         if command is not None and command not in _COMMANDS:  # those make the combinations that they need
             with quiet_stdout():
                 make_combinations()
-        app()
+        app(prog_name="opweave")
     except OpweaveError as error:
         notes = getattr(error, "__notes__", ())
         print(plain("\n".join([f"error: {error}", *notes])), file=sys.stderr)
@@ -87,6 +89,12 @@ def main() -> None:
     finally:
         atexit.unregister(_seal_stdout)
         atexit.register(_seal_stdout)  # last, to be called first
+
+
+def _arguments() -> list[str]:
+    """What was typed behind the program's name, also so far where a shell asks how to complete it."""
+    typed = os.environ.get("COMP_WORDS", "") if "_OPWEAVE_COMPLETE" in os.environ else ""
+    return typed.split()[1:] or sys.argv[1:]
 
 
 def _seal_stdout() -> None:
@@ -105,7 +113,7 @@ def _version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

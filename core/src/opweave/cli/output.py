@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import sys
@@ -18,11 +20,13 @@ from rich.text import Text
 from opweave.registry.discovery import core_version
 
 __all__ = [
-    "Row", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
+    "Row", "accept_any_text", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
     "unusable_details",
 ]  # fmt: skip
 
 _GAP = 2  # between columns
+
+_IN_ASCII: Final = {"×": "x", "−": "-", "–": "-", "…": "...", "→": "->", "µ": "u"}
 
 _LONGEST: Final = 1024
 """Bits of the longest integer that is written with all its digits."""
@@ -47,6 +51,23 @@ def plain(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t\xa0" else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def accept_any_text() -> None:
+    """From here on, characters that the encoding of a terminal or file lacks are written as similar ones of ASCII, or
+    escaped, in place of an error."""
+    codecs.register_error("opweave", _similar)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="opweave")
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    shown = (_IN_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in found)
+    return "".join(shown), error.end
 
 
 def _shown(text: Text) -> Text:

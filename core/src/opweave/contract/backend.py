@@ -45,6 +45,11 @@ class Backend:
         runs. Authors override it; a module with hooks has a function ``opweave_score`` instead."""
         return 1.0
 
+    def why_no_device(self, id: str) -> str:
+        """What would make a device of this id exist, as a sentence that the error of an unknown name ends with; ``""``:
+        nothing. Authors override it."""
+        return ""
+
     def extensions(self) -> Sequence[object]:
         """Objects with further optional procedures, which `extension` searches after the backend itself. Authors
         override it."""

@@ -287,7 +287,7 @@ def probed(devices: Sequence[Device], version: str = "") -> tuple[list[Device], 
         version: that of their plugin.
     """
     usable: list[Device] = []
-    unusable: list[UnusableDevice] = []
+    failed: list[tuple[Device, Unavailable]] = []
     for device in devices:
         try:
             device.probe()
@@ -295,8 +295,20 @@ def probed(devices: Sequence[Device], version: str = "") -> tuple[list[Device], 
             usable.append(device)
         except Unavailable as error:
             device.backend = None
-            unusable.append(UnusableDevice(device.name, str(device.description), error.message, error.remedy))
-    return usable, unusable
+            failed.append((device, error))
+    return usable, [
+        UnusableDevice(device.name, str(device.description), error.message, error.remedy,
+                       next((other.name for other in usable if _same_hardware(device, other)), ""))
+        for device, error in failed
+    ]  # fmt: skip
+
+
+def _same_hardware(one: Device, other: Device) -> bool:
+    """Whether two devices of a backend are one piece of hardware, which several drivers show. The drivers of processors
+    have no ids for it."""
+    if one.hardware_id is None and other.hardware_id is None:
+        return one.kind is other.kind is Kind.CPU
+    return one.hardware_id == other.hardware_id
 
 
 def rescan(loaded: LoadedBackend, version: str) -> None:

@@ -48,12 +48,15 @@ class UnusableDevice(NamedTuple):
         name, description: of the device.
         error: the reason, usually the driver's message.
         remedy: what the user can do about it.
+        replaced_by: the name of a device of the same backend that works and is the same hardware, so that nothing is
+            missing; else ``""``.
     """
 
     name: str
     description: str
     error: str
     remedy: str = ""
+    replaced_by: str = ""
 
 
 class PluginRecord(NamedTuple):

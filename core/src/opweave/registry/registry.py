@@ -429,12 +429,19 @@ class Registry:
         return self._catalog.admit([discovery.from_file(file)])[0]
 
     def _unknown(self, what: str, name: object, known: Iterable[str] | None = None) -> NoReturn:
+        hints: list[str] = []
+        if what == "device" and isinstance(name, str):
+            prefix, _, id = name.partition(":")
+            loaded = self._catalog.named(prefix)
+            hints = [loaded.backend.why_no_device(id)] if loaded is not None else []
         usable = (State.READY, State.DISCOVERED, State.DISABLED)
         failed = [plugin.name for plugin in self._catalog if plugin.state not in usable]
-        hint = f"(not usable: {', '.join(failed)}; `opweave plugins` says why)" if failed else ""
+        if failed:
+            hints.append(f"(not usable: {', '.join(failed)}; `opweave plugins` says why)")
         if not isinstance(name, (str, os.PathLike)):
-            hint = f"(a name is a str, not an object of type {type(name).__name__})"
-        raise UnknownNameError(what, str(name), self._catalog.known_names(what) if known is None else known, hint)
+            hints = [f"(a name is a str, not an object of type {type(name).__name__})"]
+        known = self._catalog.known_names(what) if known is None else known
+        raise UnknownNameError(what, str(name), known, " ".join(filter(None, hints)), listed=what == "device")
 
 
 class _Registered(Backend):

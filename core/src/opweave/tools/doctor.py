@@ -11,6 +11,7 @@ from opweave.contract.device import Device
 from opweave.cost.store import known_profile
 from opweave.host.cache import FileCache
 from opweave.host.cores import Cores, usable_cores
+from opweave.packages import pip_install
 from opweave.registry import Diagnosis, State, hookimpl
 from opweave.registry.measured import FOLDER, cache
 
@@ -45,7 +46,7 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
         yield from _plugin(record)
     if all(device.kind is Kind.HOST for device in _usable(registry)):
         message = "no device but host, which runs the slow reference implementation of each operation"
-        yield Diagnosis("devices", "slow", message, "pip install opweave-cpu")
+        yield Diagnosis("devices", "slow", message, pip_install("opweave-cpu"))
     yield cores_diagnosis(usable_cores())
     yield cache_diagnosis("cache of profiles", cache(), FOLDER, "each process measures the devices again")
     for device in _usable(registry):
@@ -77,8 +78,10 @@ def _plugin(record: PluginRecord) -> Iterator[Diagnosis]:
     elif not record.unusable:
         yield Diagnosis(about, status, f"{record.state.value}: {record.error}", record.remedy if status != "ok" else "")
     for device in record.unusable:
-        described = f" ({device.description})" if device.description else ""
-        yield Diagnosis(f"device {device.name}", "wrong", f"unusable{described}: {device.error}", device.remedy)
+        message = f"unusable{f' ({device.description})' if device.description else ''}: {device.error}"
+        if device.replaced_by:
+            message = f"{device.replaced_by} is used in place of this one, which is {message}"
+        yield Diagnosis(f"device {device.name}", "ok" if device.replaced_by else "wrong", message, device.remedy)
 
 
 def tunables_diagnosis(device: Device) -> Diagnosis:

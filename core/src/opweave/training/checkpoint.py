@@ -18,6 +18,7 @@ from opweave.errors import CheckpointError, Unavailable
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
+from opweave.packages import pip_install
 
 __all__ = ["check_writable", "restore", "write_checkpoint"]
 
@@ -33,7 +34,7 @@ def _library(name: str = "safetensors") -> Any:
         return import_module(name)
     except ImportError as error:
         raise Unavailable(
-            f"checkpoints need the package safetensors: {error}", remedy="pip install 'opweave[training]'"
+            f"checkpoints need the package safetensors: {error}", remedy=pip_install("opweave[training]")
         ) from None
 
 

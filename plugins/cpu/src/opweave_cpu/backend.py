@@ -35,6 +35,12 @@ class CpuBackend(Backend):
             return (CpuDevice(),)
         return tuple(IsolatedCpuDevice(number) for number in range(count))
 
+    def why_no_device(self, id: str) -> str:
+        """Which value of the variable shows a device of this number."""
+        if not (id.isascii() and id.isdigit()):
+            return ""
+        return f"With {DEVICES_VARIABLE}={max(2, int(id) + 1)} there are cpu:0 to cpu:{max(1, int(id))}."
+
     def set_threads(self, n: int | None) -> None:
         """Use ``n`` threads in streams that were opened without ``threads``; ``None``: as many as there are cores.
 

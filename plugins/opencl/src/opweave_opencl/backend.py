@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from opweave.contract import Backend, Device
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
+from opweave.packages import pip_install
 from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.device import OpenCLDevice
 from opweave_opencl.discovery import SELECTION, find_devices, partition, select
@@ -53,4 +54,4 @@ class MissingDriver(Device):
         self.id, self.description, self._why = library, "an OpenCL driver", why
 
     def _probe(self) -> None:
-        raise Unavailable(self._why, remedy="pip install 'opweave-opencl[intel]'")
+        raise Unavailable(self._why, remedy=pip_install("opweave-opencl[intel]"))

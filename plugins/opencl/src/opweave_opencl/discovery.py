@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract import Kind
 from opweave.errors import Unavailable, UnknownNameError
+from opweave.packages import pip_install
 from opweave_opencl.caching import keep_pyopencl_off_missing_home
 from opweave_opencl.drivers import VENDORS, not_loaded, packaged, visible
 from opweave_opencl.pocl import matching_library
@@ -26,10 +27,12 @@ SELECTION: Final = "OPWEAVE_OPENCL_DEVICES"
 PARTS: Final = "OPWEAVE_OPENCL_SUBDEVICES"
 """Environment variable: into how many sub-devices each device is split, where its driver can."""
 
-_REMEDY: Final = (
-    "install the OpenCL driver of your hardware's maker, or one that runs on the CPU: "
-    "pip install 'opweave-opencl[pocl]' (PoCL), or 'opweave-opencl[intel]' for newer processors"
-)
+
+def _remedy() -> str:
+    return (
+        "install the OpenCL driver of your hardware's maker, or one that runs on the CPU: "
+        f"{pip_install('opweave-opencl[pocl]')} (PoCL), or [intel] in place of [pocl] for newer processors"
+    )
 
 
 class Found(NamedTuple):
@@ -65,14 +68,14 @@ def find_devices() -> list[Found]:
         reasons = [f"{library}: {why}" for library, why in not_loaded(packaged()).items()]
         if chosen := os.environ.get(VENDORS):
             reasons.append(f"drivers are looked for only in {VENDORS}={chosen}")
-        raise Unavailable("; ".join([f"there is no OpenCL platform: {error}", *reasons]), remedy=_REMEDY) from error
+        raise Unavailable("; ".join([f"there is no OpenCL platform: {error}", *reasons]), remedy=_remedy()) from error
     if not devices:
         names = ", ".join(p.name for p in platforms) or "no OpenCL platform"
-        raise Unavailable(f"there is no OpenCL device (found: {names})", remedy=_REMEDY)
+        raise Unavailable(f"there is no OpenCL device (found: {names})", remedy=_remedy())
     found = [Found(str(number), device, device) for number, device in enumerate(devices) if _recent(device)]
     if not found:
         versions = "; ".join(f"{describe(device)}: {device.version.strip()}" for device in devices)
-        raise Unavailable(f"no device has OpenCL 1.2 or newer ({versions})", remedy=_REMEDY)
+        raise Unavailable(f"no device has OpenCL 1.2 or newer ({versions})", remedy=_remedy())
     return found
 
 

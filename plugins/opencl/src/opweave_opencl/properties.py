@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opweave.contract import Kind
+from opweave.packages import pip_install
 from opweave_opencl.drivers import packaged
 from opweave_opencl.pocl import matched, too_late
 
@@ -50,7 +51,7 @@ def remedy_for(device: cl.Device) -> str:
         update = "update the driver"
     if other == "intel" and packaged():
         return f"{update}; Intel's, which is installed too, takes its place"
-    return f"{update}, or install another one that runs on the CPU: pip install 'opweave-opencl[{other}]'"
+    return f"{update}, or install another one that runs on the CPU: {pip_install(f'opweave-opencl[{other}]')}"
 
 
 def kind_of(device: cl.Device) -> Kind:

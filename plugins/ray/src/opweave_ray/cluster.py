@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import opweave_remote
 from opweave.errors import OpweaveError, Unavailable
+from opweave.packages import pip_install
 from opweave_ray.certificate import Authority
 from opweave_ray.node import NodeServer
 from opweave_ray.objects import ObjectStore
@@ -65,7 +66,7 @@ def _started(address: str | None) -> Any:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise Unavailable(f"Ray is not installed: {error}", remedy="pip install opweave-ray") from error
+        raise Unavailable(f"Ray is not installed: {error}", remedy=pip_install("opweave-ray")) from error
     if not ray.is_initialized():
         try:
             ray.init(address, log_to_driver=False)
@@ -106,7 +107,7 @@ class Cluster:
             self.close()
             why = "\n".join(f"{node[:8]}: {problem}" for node, problem in self.problems.items())
             raise Unavailable(f"no node of the Ray cluster has devices\n{why}",
-                              remedy="pip install opweave-ray and a backend on the nodes")  # fmt: skip
+                              remedy=f"on the nodes: {pip_install('opweave-ray')}, and a backend")  # fmt: skip
         Thread(target=_watch, args=(weakref.ref(self), self._closing), name="opweave ray", daemon=True).start()
 
     def __repr__(self) -> str:

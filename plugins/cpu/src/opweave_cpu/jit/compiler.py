@@ -18,6 +18,7 @@ from opweave.concurrency import Lock, Worker
 from opweave.contract import Call
 from opweave.futures import Task
 from opweave.host.cache import FileCache
+from opweave.packages import pip_install
 
 __all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
 
@@ -46,7 +47,7 @@ def why_not() -> str | None:
     if os.environ.get(VARIABLE, "").strip() == "0":
         return f"{VARIABLE}=0 declines it"
     if not _is_installed():
-        return "llvmlite is not installed: pip install opweave-cpu[jit]"
+        return f"llvmlite is not installed: {pip_install('opweave-cpu[jit]')}"
     return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import opweave
 from opweave.contract import Device, Kind
 from opweave.errors import OpweaveError, Unavailable
+from opweave.packages import pip_install
 from opweave_remote.door import Door
 from opweave_remote.failures import encode_error
 from opweave_remote.security import read_token, tls_client, tls_server
@@ -59,7 +60,8 @@ def shown_devices(names: list[str]) -> list[Device]:
         if device.kind is Kind.HOST or device.simulated:
             raise Unavailable(f"{device.name} is no device for others", remedy="every machine has its own")
     if not found:
-        raise Unavailable("this machine has no devices to show", remedy="pip install opweave-cpu, or another backend")
+        remedy = f"{pip_install('opweave-cpu')}, or another backend"
+        raise Unavailable("this machine has no devices to show", remedy=remedy)
     return found
 
 
