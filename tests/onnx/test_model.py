@@ -68,6 +68,22 @@ def test_axes_of_one_name_have_one_length():
         loaded(a=np.ones(2, F32), b=np.ones(1, F32))
 
 
+@pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "parallel"])
+def test_batches_of_0_and_1(placement, parallel):
+    device = placement[0]  # without the host, which sums of nothing need
+    nodes = [*PROTO.graph.node, node("ReduceSum", "y axes", "s", keepdims=0), node("Concat", "y one", "c", axis=0)]
+    more = {"axes": np.array([0]), "one": np.ones((1, 16), F32)}
+    initializers = {i.name: onnx.numpy_helper.to_array(i) for i in PROTO.graph.initializer}
+    proto = model(nodes, [value("x", F32, ["batch", 16])], ["y", "s", "c"], initializers | more)
+    with ow.Scheduler(device, parallel=parallel) as scheduler, opweave_onnx.load(proto, scheduler) as loaded:
+        for batch in (2, 0, 1, 0):
+            x = RNG.standard_normal((batch, 16)).astype(F32)
+            want = truth(x)
+            for got, expected in zip(loaded(x=x).values(), (want, want.sum(0), [*want, *more["one"]]), strict=True):
+                assert got.shape == np.shape(expected)
+                np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_report_names_nodes_of_the_file_and_planning_takes_no_memory():
     with opweave_onnx.load(PROTO, ["cpu", "host"]) as loaded:
         planned = loaded.plan({"x": X})

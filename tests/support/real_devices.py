@@ -1,8 +1,9 @@
-"""Devices of the shipped backends, each with memory that no other one reaches: `cpu`, `opencl`, `torch`."""
+"""Devices of the shipped backends, all but `ort` and `host` with memory that no other one reaches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import opweave as ow
 from opweave.contract import Arg
 from opweave.graph.dtypes import f32
+from opweave.host.device import HostDevice
 
-__all__ = ["NAMES", "make", "real_device", "three", "values", "vector"]
+__all__ = ["COMBINATIONS", "NAMES", "combined", "make", "real_device", "three", "values", "vector"]
 
 
 def _cpu() -> ow.Device:
@@ -36,11 +38,41 @@ def _torch() -> ow.Device:
     return SeparateCpuDevice()
 
 
-_MAKERS: dict[str, Callable[[], ow.Device]] = {"cpu": _cpu, "opencl": _opencl, "torch": _torch}
+def _second_cpu() -> ow.Device:
+    from opweave_cpu.device import IsolatedCpuDevice
+
+    device = IsolatedCpuDevice(1)
+    device._name = "cpu 2"
+    return device
+
+
+def _second_opencl() -> ow.Device:
+    from tests.support.opencl import DEVICES
+
+    if len(DEVICES) < 2:
+        pytest.skip("no second OpenCL driver works here")
+    return DEVICES[1]
+
+
+def _ort() -> ow.Device:
+    pytest.importorskip("onnxruntime")
+    return ow.device("ort:cpu")
+
+
+_MAKERS: dict[str, Callable[[], ow.Device]] = {
+    "cpu": _cpu, "opencl": _opencl, "torch": _torch, "ort": _ort, "cpu 2": _second_cpu, "opencl 2": _second_opencl,
+    "host": HostDevice,
+}  # fmt: skip
 _MADE: dict[str, ow.Device] = {}
 
-NAMES = tuple(_MAKERS)
-"""One device of each shipped backend that computes."""
+NAMES = ("cpu", "opencl", "torch")
+"""One device of each shipped backend that computes in memory of its own."""
+
+COMBINATIONS = (
+    "cpu", "opencl", "opencl 2", "torch", "ort", "remote", "host", "cpu + cpu 2", "opencl + cpu", "torch + opencl",
+    "ort + cpu", "remote + cpu 2",
+)  # fmt: skip
+"""The devices of all shipped backends, alone and in pairs; see `combined`."""
 
 
 def make(name: str) -> ow.Device:
@@ -50,6 +82,26 @@ def make(name: str) -> ow.Device:
         if not getattr(made, "_name", ""):
             made._name = name
     return _MADE[name]
+
+
+@contextmanager
+def combined(names: str) -> Iterator[list[ow.Device]]:
+    """The devices of one of `COMBINATIONS`. ``remote`` is a device ``cpu`` with memory of its own, on a server in this
+    process."""
+    from opweave_cpu.device import IsolatedCpuDevice
+    from tests.support.remote import beside
+
+    with ExitStack() as stack:
+        devices: list[ow.Device] = []
+        for name in names.split(" + "):
+            if name == "remote":
+                served = IsolatedCpuDevice(7)
+                served._name = "cpu:7"
+                _, connection = stack.enter_context(beside([served]))
+                devices.append(connection.devices[0])
+            else:
+                devices.append(make(name))
+        yield devices
 
 
 @pytest.fixture(params=NAMES)

@@ -57,6 +57,23 @@ def test_shapes_that_change() -> None:
             torch.testing.assert_close(run(given), module(given), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("device", ["torch:cpu", "cpu"])
+def test_batches_of_0_and_1(device: str) -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    run = compiled(module, device, dynamic=False)
+    for batch in (0, 1):
+        given = torch.randn(batch, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(run(given), module(given), rtol=2e-5, atol=2e-5)
+        gradients = []
+        for call in (run, module):
+            module.zero_grad()
+            x = given.clone().requires_grad_()
+            call(x).square().sum().backward()
+            gradients.append([x.grad, *[p.grad for p in module.parameters()]])
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=2e-5, atol=2e-5)
+
+
 def test_parameters_that_change_between_calls() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     run = compiled(module)

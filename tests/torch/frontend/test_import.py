@@ -127,6 +127,28 @@ def test_dynamic_batch_and_length() -> None:
             model(ids(1, 65))
 
 
+class Pooled(nn.Module):
+    """Rows, and what is left of all of them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = self.layers(x)
+        return y, y.sum(0), torch.cat([y, torch.ones(1, 4)])
+
+
+@pytest.mark.parametrize("parallel", [False, True], ids=["in turn", "parallel"])
+def test_batches_of_0_and_1(devices: list[str], parallel: bool) -> None:
+    module = Pooled()
+    for batch in (0, 1):
+        given = torch.randn(batch, 8)
+        with torch.no_grad(), ow.Scheduler(devices, parallel=parallel) as scheduler:
+            program = exported(module, given)
+            assert_same(import_program(program, scheduler)(given), module(given))
+
+
 def test_dynamic_pictures() -> None:
     layers = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)
     module = randomized(nn.Sequential(*layers))

@@ -44,6 +44,7 @@ class Executor:
     """Runs programs; thread-safe.
 
     Attributes:
+        targets: the devices and streams on which its programs run.
         lock: held while a run is submitted, and by whoever builds or changes something.
         ownership: which thread submits to the streams that the scheduler has opened; they share it.
         begun: runs that began.
@@ -54,23 +55,23 @@ class Executor:
 
     __slots__ = (
         "__weakref__", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
-        "_queued", "_ready", "_room", "_runner", "_targets", "begun", "closed", "copied",
-        "inherited", "lock", "ownership",
+        "_queued", "_ready", "_room", "_runner", "begun", "closed", "copied", "inherited", "lock", "ownership",
+        "targets",
     )  # fmt: skip
 
-    def __init__(self, targets: Sequence[Target], n_slots: int, *, parallel: bool) -> None:
+    def __init__(self, n_slots: int, *, parallel: bool) -> None:
         self.lock: Final = Lock()
         self.ownership: Final = Submission()
         self.begun = 0
         self.copied = 0
         self.closed = self.inherited = False
-        self._targets: Final = targets
+        self.targets: Final[list[Target]] = []
         self._parallel: Final = parallel
         self._room: Final = 2 * n_slots if parallel else 1  # runs that may be under way
         self._runner = 0  # the thread that is submitting a run, 0: none is
         self._last: ProgramState | None = None  # the program whose values are in memory
         self._ready: ProgramState | None = None  # the program that can run again with nothing to check but its feeds
-        self._in_flight: Final = RunsInFlight(self.lock, targets)
+        self._in_flight: Final = RunsInFlight(self.lock, self.targets)
         self._handing_over: Final = Lock()
         self._completion_thread: Worker | None = None
         self._queued: Collection[Any] = ()  # whole runs that wait for that thread
@@ -98,7 +99,8 @@ class Executor:
                 fed may then be overwritten, unless their input is borrowed.
 
         Returns:
-            The outputs.
+            The outputs; without ``wait`` the `Run`, but for programs without any work, as all that they compute has no
+            elements.
         """
         if self._queued and wait and not self._on_completion_thread:
             return self.submit(state, feeds, named, on_device).result()  # behind what was submitted before
@@ -123,7 +125,7 @@ class Executor:
             # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
             before = ownership.thread
             if before and before != thread:
-                raise self._targets[0].stream._busy_error()
+                raise self.targets[0].stream._busy_error()
             run = feed = None
             rest = iter(calls.calls)
             with ownership.lock:
@@ -196,7 +198,7 @@ class Executor:
             except (ExecutionError, Cancelled) as error:
                 # It may be the failure of an earlier run, which was found while this one was queued.
                 return self._hand_over(_raise, error)
-            return self._hand_over(self._outputs, run)
+            return self._hand_over(self._outputs, run) if isinstance(run, Run) else self._hand_over(lambda: run)
 
     def _prepare(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
@@ -285,7 +287,7 @@ class Executor:
         if self._runner or self._in_flight:
             self._in_flight.cancel_reason = CANCELLED
             self.ownership.cancel(CANCELLED)
-            for target in self._targets:
+            for target in self.targets:
                 for stream in target.streams:
                     stream.abort()
 
@@ -313,7 +315,7 @@ class Executor:
     @property
     def _on_worker(self) -> bool:
         """Whether this thread is one that runs wait for."""
-        return WORKING.active and any(isinstance(t.stream, WorkerStream) and t.stream.is_current for t in self._targets)
+        return WORKING.active and any(isinstance(t.stream, WorkerStream) and t.stream.is_current for t in self.targets)
 
     # --- between runs -----------------------------------------------------------------------------------------------
 
@@ -339,7 +341,7 @@ class Executor:
         self.when_idle(self._synchronize_streams)
 
     def _synchronize_streams(self) -> None:
-        for target in self._targets:
+        for target in self.targets:
             for stream in target.streams:
                 stream.synchronize()
 
@@ -424,14 +426,14 @@ class Executor:
             job.future.abandon(LifetimeError(f"the run {INHERITED}"))  # type: ignore[attr-defined]
         for state in self._in_flight.programs:
             state.closed = True
-        if not all(target.device.survives_fork for target in self._targets):
+        if not all(target.device.survives_fork for target in self.targets):
             keep_forever(self._in_flight.programs)  # with objects of the driver in them
 
     def step_under_way(self) -> str:
         """The node that is being computed, as far as it is known."""
         from opweave.scheduler.underway import step_under_way
 
-        return step_under_way(self._targets, self.ownership, self.states)
+        return step_under_way(self.targets, self.ownership, self.states)
 
     def count_copied(self, size: int) -> None:
         self.copied += size
@@ -441,7 +443,7 @@ class Executor:
     def check_open(self) -> None:
         """Raise `LifetimeError` where the scheduler was closed."""
         if self.closed:
-            over = ", ".join(target.name for target in self._targets)
+            over = ", ".join(target.name for target in self.targets)
             raise LifetimeError(f"<Scheduler over {over}> {INHERITED if self.inherited else 'was closed'}")
 
     def _check_program(self, state: ProgramState) -> None:

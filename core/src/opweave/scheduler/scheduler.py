@@ -6,15 +6,17 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, overload
 
 from opweave import registry
+from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
-from opweave.errors import SchedulerError, not_pickled
+from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
@@ -28,12 +30,14 @@ from opweave.scheduler.executor import Executor
 from opweave.scheduler.opening import close_targets, equal_part, open_targets, resolved_pins, target_of
 from opweave.scheduler.precision import checked_precision
 from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
+from opweave.scheduler.target import HostTarget, Target, reads_nothing
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.host.threads import ThreadPool
     from opweave.scheduler.build import Builder
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.precision import Allowed
+    from opweave.scheduler.splits import Partition
 
 __all__ = ["Scheduler", "Stats"]
 
@@ -132,10 +136,11 @@ class Scheduler:
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._targets: Final[list[Target]] = []
-        self._executor: Final = Executor(self._targets, self.n_slots, parallel=self.parallel)
+        self._executor: Final = Executor(self.n_slots, parallel=self.parallel)
         self._targets.extend(
             open_targets(resolved, kinds, self.parallel, threads, self._repack, self._executor.ownership)
         )
+        self._executor.targets.extend(self._targets)
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
         notify_after_fork(self)
@@ -253,15 +258,14 @@ class Scheduler:
 
                     raise simulated_error(target.device)
             start = perf_counter_ns()
-            builder = self._builder
             with COLLECTOR.away():
                 plain = not (pinned or placed or allowed or self._memory_limit) and self.placement != "cost"
-                program = builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
+                program = self._builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
                 if program is None:
-                    parts = builder.plan(tensors, pinned, placed, allowed)
+                    builder, parts = self._plan(tensors, pinned, placed, allowed)
                     several = parts.graph.sharded and len({split.target.index for split in parts.splits}) > 1
                     if several and self._compute_at_once():
-                        parts = builder.plan(tensors, pinned, placed, allowed)
+                        builder, parts = self._plan(tensors, pinned, placed, allowed)
                     program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -274,6 +278,23 @@ class Scheduler:
             for arena in self._arenas:
                 arena.reclaim()
             return program
+
+    def _plan(
+        self,
+        tensors: tuple[Tensor, ...],
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        allowed: Allowed,
+    ) -> tuple[Builder, Partition]:
+        """The graph of ``tensors`` placed and divided into splits, and the builder that compiles it: the one with the
+        host where nodes read sources without elements, which no other device runs."""
+        try:
+            return self._builder, self._builder.plan(tensors, pins, placed, allowed)
+        except UnsupportedOpError:
+            if any(target.device.kind is Kind.HOST for target in self._targets) or not reads_nothing(tensors):
+                raise
+        builder = self._builder_with_host
+        return builder, builder.plan(tensors, pins, placed, allowed)
 
     def _similar(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
         """The latest programs with outputs of the same operations, perhaps in other sizes."""
@@ -290,7 +311,8 @@ class Scheduler:
             return False
         shared = self._threads or equal_part(sum(target.device.threaded for target in before))
         for index, target in enumerate(before):
-            self._targets[index] = target.at_once(**({"threads": shared} if target.device.threaded else {}))
+            target = target.at_once(**({"threads": shared} if target.device.threaded else {}))
+            self._targets[index] = self._executor.targets[index] = target
         return self._targets != before
 
     def rebuild(self, program: Program) -> Program:
@@ -301,7 +323,8 @@ class Scheduler:
             AllocationError: a device has no room for it a second time.
         """
         with self._executor.lock:
-            return self._builder.again(program)
+            whole = len(program.partition.assignment.targets) == len(self._targets)
+            return (self._builder if whole else self._builder_with_host).again(program)
 
     def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
         """Place nodes and divide the graph into splits without allocating memory (but for weights that are rounded);
@@ -311,7 +334,7 @@ class Scheduler:
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
             pinned = {**self._pins, **resolved_pins(self._targets, pins or {})}
-            return PlannedGraph(self._builder.plan(tensors, pinned, {}, allowed), self.n_slots)
+            return PlannedGraph(self._plan(tensors, pinned, {}, allowed)[1], self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -324,15 +347,25 @@ class Scheduler:
         """
         for output in outputs:
             self._reserved.extend(lease.again() for lease in self.build(output)._state.leases)
-        return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=True)}
+        return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=False)}
 
     @cached_property
     def _builder(self) -> Builder:
         from opweave.scheduler.build import Builder  # importing opweave must not pay for it
 
         by_cost, forget = self.placement == "cost", partial(_forget, self._programs)
-        return Builder(self._targets, self._arenas, self._executor, by_cost, self._op_offload, self.parallel,
+        return Builder(self._targets, list(self._arenas), self._executor, by_cost, self._op_offload, self.parallel,
                        self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
+
+    @cached_property
+    def _builder_with_host(self) -> Builder:
+        """The builder with a target more, for nodes that read sources without elements."""
+        plain, host = self._builder, HostTarget(len(self._targets), worker=self.parallel)
+        if not self.parallel:
+            host.stream._submission = self._executor.ownership
+        self._executor.targets.append(host)
+        self._arenas.append(Arena(host))
+        return replace(plain, targets=self._executor.targets, arenas=self._arenas)
 
     def find(self, where: Where) -> Device:
         """The device of this scheduler that is meant; raises `SchedulerError` if there is none."""
@@ -479,7 +512,7 @@ class Scheduler:
             try:
                 self.reset()
             finally:
-                close_targets(self._targets)
+                close_targets(self._executor.targets)
 
     def _after_fork(self) -> None:
         if not all(target.device.survives_fork for target in self._targets):

@@ -15,8 +15,10 @@ from opweave.contract.step import Arg, Step
 from opweave.contract.stream import Stream
 from opweave.errors import SchedulerError
 from opweave.graph.dtypes import bf16
+from opweave.graph.graph import Graph
 from opweave.graph.layout import dense_strides, is_dense
 from opweave.graph.precision import is_within
+from opweave.host.device import HostDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
-    from opweave.graph.tensor import Signature, Window
+    from opweave.graph.tensor import Signature, Tensor, Window
 
-__all__ = ["Support", "Target", "check_buffer_type", "packing_support", "unbound_step"]
+__all__ = [
+    "HostTarget", "Support", "Target", "check_buffer_type", "packing_support", "reads_nothing", "unbound_step",
+]  # fmt: skip
 
 NONE: Final[Mapping[int, Any]] = MappingProxyType({})
 
@@ -293,6 +297,34 @@ class Target:
             None, packed, device.inplace(step), workspace, choice, unpacked, step.out.nbytes,
             signature.precision, precision, rounded, repacked,
         )  # fmt: skip
+
+
+class _OwnHost(HostDevice):
+    """An object of its own: what it says of signatures is not what the host says in schedulers that were given it."""
+
+    def __init__(self) -> None:
+        self._name = "host"
+
+
+class HostTarget(Target):
+    """The host, in a scheduler that has not been given it, for nodes with a source without elements: kernels of devices
+    are never given those, and an empty batch must run on any devices."""
+
+    def __init__(self, index: int, *, worker: bool) -> None:
+        super().__init__(index, _OwnHost().open(worker=worker), None, owned=True)
+
+    def _ask(self, signature: Signature) -> Support:
+        if 0 not in signature.out[1] and not any(0 in shape for _, shape, _ in signature.srcs):
+            return Support(
+                "it is not among the scheduler's devices, and then only runs nodes with a source without elements"
+            )
+        return super()._ask(signature)
+
+
+def reads_nothing(outputs: Iterable[Tensor]) -> bool:
+    """Whether a node that has elements reads a source that has none."""
+    nodes = Graph(tuple(outputs)).nodes
+    return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in nodes)
 
 
 def _is_packed(signature: Signature) -> bool:
