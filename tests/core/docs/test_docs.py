@@ -1,8 +1,9 @@
 """Every Python block in the documentation runs, and prints what the page says it prints.
 
-The blocks of a page run one after the other in one fresh process, as a reader would type them. A block of ``text``
-right after one of ``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a
-block that names one is left out, with all that follow on its page.
+The blocks of a page run one after the other in one fresh process, as a reader would type them; those of a page in which a
+reader lands on any section, section by section, each in a process of its own. A block of ``text`` right after one of
+``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a block that names one is
+left out, with all that follow in its process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+BY_SECTION = {"docs/guide.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # As in the settings of pytest: warnings are errors, but for remarks of the OpenCL compiler.
 REMARKS = ["Non-empty compiler output encountered", "From-source build succeeded"]
@@ -54,9 +57,11 @@ json.dump(results, sys.stdout)
 
 
 class Block(NamedTuple):
-    """A block of code: ``line`` is that of its fence, ``expected`` what the page says it prints."""
+    """A block of code: ``section`` is the part of the page whose blocks run together, ``line`` is that of its fence,
+    ``expected`` what the page says it prints."""
 
     page: str
+    section: str
     line: int
     code: str
     expected: str | None
@@ -72,7 +77,9 @@ def blocks_of(page: str) -> list[Block]:
     for match in FENCE.finditer(text):
         language, body = match.groups()
         if language == "python":
-            found.append(Block(page, text.count("\n", 0, match.start()) + 1, body, None))
+            headings = HEADING.findall(FENCE.sub("", text[: match.start()])) if page in BY_SECTION else []
+            section = headings[-1] if headings else ""
+            found.append(Block(page, section, text.count("\n", 0, match.start()) + 1, body, None))
         elif language == "text" and found and end >= 0 and not text[end : match.start()].strip():
             found[-1] = found[-1]._replace(expected=body)
         end = match.end() if language == "python" else -1
@@ -83,9 +90,9 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 @cache
-def results(page: str) -> list[list[str]]:
-    """For each block of a page that was reached: what it printed, and how it failed."""
-    todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if b.page == page]])
+def results(page: str, section: str) -> list[list[str]]:
+    """For each block of a section that was reached: what it printed, and how it failed."""
+    todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if (b.page, b.section) == (page, section)]])
     command = [sys.executable, *WARNINGS, "-c", RUNNER]
     with tempfile.TemporaryDirectory() as folder:  # pages may write files
         ran = subprocess.run(command, input=todo, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
@@ -96,8 +103,8 @@ def results(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_block(block: Block):
     pytest.importorskip("opweave_cpu", reason="the examples run on the CPU backend")
-    index = [b for b in BLOCKS if b.page == block.page].index(block)
-    reached = results(block.page)
+    index = [b for b in BLOCKS if (b.page, b.section) == (block.page, block.section)].index(block)
+    reached = results(block.page, block.section)
     if reached[-1][1] == "skip" and index >= len(reached) - 1:
         pytest.skip(reached[-1][0])
     assert index < len(reached), "a block before it failed"
