@@ -1,9 +1,9 @@
 """Every Python block in the documentation runs, and prints what the page says it prints.
 
-The blocks of a page run one after the other in one fresh process, as a reader would type them; those of a page in which a
-reader lands on any section, section by section, each in a process of its own. A block of ``text`` right after one of
-``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a block that names one is
-left out, with all that follow in its process.
+The blocks of a page run one after the other in one fresh process, as a reader would type them; those of a page in which
+a reader lands on any section, section by section, each in a process of its own. A block of ``text`` right after one of
+``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a block that names one
+is left out, with all that follow in its process.
 """
 
 from __future__ import annotations
@@ -126,6 +126,14 @@ def test_links_to_files_lead_somewhere(page: str):
     targets = [t for t in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in t]
     missing = [t for t in targets if not ((ROOT / page).parent / t).exists()]
     assert not missing
+
+
+def test_pictures_are_made_by_the_script_and_shown_on_a_page():
+    made = set(re.findall(r"^def (\w+)\(page: Path\)", (ROOT / "docs/generate_pictures.py").read_text(), re.MULTILINE))
+    pictures = {path.stem for path in (ROOT / "docs/pictures").iterdir()}
+    pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    shown = set(re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/(\w+)\.png\)", pages))
+    assert made == pictures == shown
 
 
 def anchors(page: Path) -> set[str]:
