@@ -1,6 +1,6 @@
 """Makes the pictures of README and guide in ``docs/pictures``, from real runs: ``python docs/generate_pictures.py``.
 
-Needs what the tests need, magika's model and scikit-learn's digits among it, and Chromium, which makes pictures of pages.
+Needs what the tests need, and Chromium, which makes pictures of pages.
 """
 
 from __future__ import annotations
