@@ -42,7 +42,7 @@ def _second_cpu() -> ow.Device:
     from opweave_cpu.device import IsolatedCpuDevice
 
     device = IsolatedCpuDevice(1)
-    device._name = "cpu 2"
+    device._name = "cpu-2"
     return device
 
 

@@ -246,7 +246,7 @@ class CheckpointError(OpweaveError):
 
 
 class Cancelled(OpweaveError):
-    """A run was ended early, by ``Scheduler.cancel`` or ``Stream.abort``."""
+    """A run was ended early: by ``Scheduler.cancel``, the ``cancel`` of its future, or ``Stream.abort``."""
 
 
 class PluginError(OpweaveError):

@@ -1,5 +1,5 @@
 """`Future`: a future of `concurrent.futures` whose worker cannot hang when Ctrl-C interrupts a thread that waits for
-it.
+it; `RunFuture`: that of a run, which can be cancelled at any time before its end.
 
 A module of its own, so that ``import opweave`` does not import `concurrent.futures`.
 """
@@ -18,8 +18,9 @@ from threading import RLock
 from typing import Any, Final, Generic, TypeVar
 
 from opweave.concurrency import Latch
+from opweave.errors import Cancelled
 
-__all__ = ["Future", "Task"]
+__all__ = ["Future", "RunCancelled", "RunFuture", "RunTask", "Task"]
 
 T = TypeVar("T")
 
@@ -168,13 +169,101 @@ def _notify_waiters(waiters: list[Any], future: Future[Any]) -> None:
                 waiter.add_result(future)
 
 
+class RunCancelled(Cancelled, CancelledError):
+    """`opweave.Cancelled`, which those who know the futures of `concurrent.futures` alone catch too."""
+
+
+class RunFuture(Future[T]):
+    """The future of a run. Unlike that of other work it can be cancelled after the work has begun: it is done at once,
+    and what the work still returns or raises is dropped.
+
+    Args:
+        interrupt: called with the future when `cancel` has cancelled it: ends the work early, as far as that is
+            possible. What it changes has changed before anybody who waits for the future goes on.
+    """
+
+    def __init__(self, interrupt: Callable[[RunFuture[T]], object]) -> None:
+        super().__init__()
+        self._interrupt: Callable[[RunFuture[T]], object] | None = interrupt
+        self._decided = allocate_lock()  # acquired once, by whoever cancels the future or sets its result
+        self._dropped_state = ""  # the final state, once it was cancelled
+
+    @property
+    def decided(self) -> bool:
+        """Whether it was cancelled, or has its result."""
+        return self._decided.locked()
+
+    def cancel(self) -> bool:
+        """Cancel the run, whether it has begun or not; `result` then raises `opweave.Cancelled`. Returns whether it is
+        cancelled: ``False`` where it had ended before."""
+        if self.drop():
+            try:
+                if self._interrupt is not None:
+                    self._interrupt(self)
+            finally:
+                self._end_dropped(NOTIFIED, "the run was ended by Future.cancel()")
+        return self.cancelled()
+
+    def drop(self) -> bool:
+        """Take the result away from the work. Returns whether it had none yet; the caller then calls `end_with`."""
+        return self._decided.acquire(False)
+
+    def end_with(self, reason: str) -> None:
+        """End after `drop`, with the exception `opweave.Cancelled`."""
+        self._end_dropped(FINISHED, reason)
+
+    def _end_dropped(self, state: str, reason: str) -> None:
+        self._begun.acquire(False)  # where it has not begun, it never will
+        self._exception = RunCancelled(reason)
+        self._dropped_state = state
+        self._end(state)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the run raised, or ``None``; waits for it, and raises, as `result`."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._state != FINISHED:
+            raise self._exception or CancelledError()
+        return self._exception
+
+    # --- for the thread that does the work --------------------------------------------------------------------------
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Begin the work. Returns ``False`` if it was cancelled and must not be done."""
+        if not self._begun.acquire(False):
+            return False
+        self._state = RUNNING
+        if self._dropped_state:  # meanwhile
+            self._state = self._dropped_state
+        return True
+
+    def set_result(self, result: T) -> None:
+        self._set(result, None)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._set(None, exception)
+
+    def _set(self, result: T | None, exception: BaseException | None) -> None:
+        self._interrupt = None  # a future that is kept keeps no executor alive
+        if self._decided.acquire(False):
+            self._result, self._exception = result, exception
+            self._end(FINISHED)
+        else:
+            self._end_interrupted()
+
+    def _end_interrupted(self) -> None:
+        """End where an interrupt kept the thread that cancelled from it."""
+        if not self._dropped_state and not self.done():
+            self._end_dropped(NOTIFIED, "the run was ended by cancel()")
+
+
 class Task(Generic[T]):
     """A call whose result or exception becomes that of ``future``; a job for a `Worker`."""
 
     __slots__ = ("_args", "_work", "future")
 
     def __init__(self, work: Callable[..., T], *args: Any) -> None:
-        self.future: Final[Future[T]] = Future()
+        self.future: Future[T] = Future()
         self._work = work
         self._args = args
 
@@ -188,3 +277,25 @@ class Task(Generic[T]):
             return partial(future.set_exception, error)
         finally:
             del self, future  # the error's traceback holds this frame
+
+
+class RunTask(Task[T]):
+    """A run, or the end of one: a call whose first argument is the future.
+
+    Args:
+        interrupt: of its `RunFuture`.
+
+    Attributes:
+        run: what the executor knows of it.
+    """
+
+    __slots__ = ("run",)
+    future: RunFuture[T]
+
+    def __init__(
+        self, interrupt: Callable[[RunFuture[T]], object], run: object, work: Callable[..., T], *args: Any
+    ) -> None:
+        self.future = RunFuture(interrupt)
+        self._work = work
+        self._args = (self.future, *args)
+        self.run: Final = run

@@ -326,6 +326,8 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
     whole = tensor.size == owner.size
     if leaf.damaged and not whole:
         raise ExecutionError(f"{leaf.damaged}; a part of it does not make it whole", states=(leaf.name,))
+    if leaf.pending is not None:
+        leaf.pending()
     if leaf.shards is not None:
         _check_no_stream(owner, stream)
         _write_parts(tensor, leaf.shards, array)
@@ -344,7 +346,7 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
         else:
             leaf.placement.buffer.device.synchronize()
             write(arg, array)
-    leaf.damaged = ""
+    leaf.damaged, leaf.pending = "", None
 
 
 def _check_no_stream(state: Tensor, stream: Stream | None) -> None:

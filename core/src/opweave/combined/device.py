@@ -115,10 +115,12 @@ class Members:
 
     Attributes:
         lock: held while a program is built or run.
+        runner: the thread that runs a program, 0: none does.
     """
 
     def __init__(self, device: CombinedDevice, params: Mapping[str, Any]) -> None:
         self.lock: Final = Lock()
+        self.runner = 0
         self._device: Final = device
         self._params: Final = dict(params)
         self._scheduler: Scheduler | None = None
@@ -131,6 +133,11 @@ class Members:
         if self._scheduler is None:
             self._scheduler = Scheduler([*self._device.members, HostDevice()], **self._params)
         return self._scheduler
+
+    def cancel(self) -> None:
+        """End the program that is being run."""
+        if self._scheduler is not None:
+            self._scheduler.cancel()
 
     def forget_unused(self) -> None:
         """Close the programs that no call can need any more, which gives memory back."""
@@ -173,6 +180,11 @@ class CombinedStream(Stream):
                 return DeviceLostError(f"{self.device.name} lost a member: {seen}")
             seen = seen.__cause__ or seen.__context__
         return error
+
+    def _abort(self) -> None:
+        runner = self.members.runner
+        if runner and runner == self._submission.thread:  # and not another stream's
+            self.members.cancel()
 
     def _close(self) -> None:
         self.members.leave(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import finalize
 
@@ -69,9 +70,14 @@ class CombinedFunction:
         self._ready: Final[dict[tuple[int, ...], Ready]] = {}
 
     def __call__(self, *values: Value) -> list[Value]:
-        with self._members.lock:
+        members = self._members
+        with members.lock:
             ready = self.prepare(values)
-            results = iter(ready.program.run({name: values[i].to_host() for i, name in ready.feeds.items()}))
+            try:
+                members.runner = get_ident()
+                results = iter(ready.program.run({name: values[i].to_host() for i, name in ready.feeds.items()}))
+            finally:
+                members.runner = 0
         made = []
         for i in range(len(self._outputs)):
             at = ready.states.get(i)

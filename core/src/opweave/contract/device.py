@@ -23,10 +23,12 @@ from opweave.contract.worker import WorkerStream
 from opweave.errors import (
     AllocationError,
     Broken,
+    Cancelled,
     LifetimeError,
     Unavailable,
     UnknownNameError,
     UnsupportedOpError,
+    chain_of,
     raise_backend_failure,
 )
 from opweave.graph.layout import nbytes
@@ -412,12 +414,14 @@ class Device(DeviceHooks):
         return stream
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device, then raise the first failure as `ExecutionError`, if there is one."""
+        """Wait for all streams of the device, then raise the first failure as `ExecutionError`, if there is one. Work
+        that was ended on purpose (`Cancelled`) is none: whoever waits for that work is told."""
         streams = [s for s in list(self._streams) if not s.closed]
         for stream in streams:
             stream.settle()
         for stream in streams:
-            if stream.failure is not None:
+            failure = stream.failure
+            if failure is not None and not any(isinstance(reason, Cancelled) for reason in chain_of(failure)):
                 stream.synchronize()
 
     def why_not(self, step: Step) -> str | None:

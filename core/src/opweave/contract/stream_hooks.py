@@ -198,7 +198,9 @@ class StreamHooks:
         thread."""
 
     def _abort(self) -> None:
-        """End running work early. Called from any thread."""
+        """End running work early. Called from any thread, also while nothing runs, and then without consequences. A
+        call that is ended in the middle may raise anything: the run raises `Cancelled`. Without it a plan ends after
+        its present call, and what an asynchronous device has accepted goes on (`Stream.uncancellable` says so)."""
 
     def _close(self) -> None:
         """Release the driver's queue."""

@@ -57,6 +57,23 @@ class Submitting(StreamHooks):
         """Whether work may still be in flight when a call returns."""
         return type(self)._synchronize is not StreamHooks._synchronize
 
+    @property
+    def ending(self) -> bool:
+        """Whether the work that is being submitted was asked to end early: by `Stream.abort`, or ``Scheduler.cancel``.
+        Calls that take long may look, from any thread."""
+        return bool(self._submission.cancel_reason)
+
+    @classmethod
+    def uncancellable(cls) -> str:
+        """What of its work cannot be ended early, in words; ``""`` where a plan ends after its present step."""
+        if cls._abort is not StreamHooks._abort:
+            return ""
+        if cls._synchronize is not StreamHooks._synchronize:
+            return "what was queued goes on to its end"
+        if cls._compile_functional is not StreamHooks._compile_functional:
+            return "steps that were compiled to one call go on to its end"
+        return ""
+
     def _check_open(self) -> None:
         if self._closed:
             self._check_inherited()
@@ -88,6 +105,11 @@ class Submitting(StreamHooks):
             if submission.cancel_reason:
                 raise Cancelled(submission.cancel_reason)
         except BaseException as error:
+            if submission.cancel_reason and isinstance(error, Exception) and not isinstance(error, Cancelled):
+                # A call that was ended in the middle raises what its library does.
+                cancelled = Cancelled(submission.cancel_reason)
+                self._fail(cancelled)
+                raise cancelled from error
             index = len(calls) - sum(1 for _ in remaining) - 1
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
                 self._fail(error)

@@ -13,7 +13,7 @@ from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from opweave.contract.buffer import Buffer
     from opweave.graph.shards import Shards
@@ -135,6 +135,7 @@ class Leaf:
         borrowed: fed arrays are not copied: the caller must not change them until the run is complete.
         inferred: a constant whose dtype is that of its array and was not given.
         damaged: why a state cannot be read (a failed run left it half written), or ``""``.
+        pending: waits for the rest of a run that was cancelled, which may still write a damaged state; or ``None``.
         shards: the parts of a weight that is split over devices, which have its memory in place of itself; else
             ``None``.
     """
@@ -152,4 +153,5 @@ class Leaf:
     copies: Copies = field(default_factory=Copies, init=False)
     converted: dict[DType, Tensor] = field(default_factory=dict, init=False)
     damaged: str = field(default="", init=False)
+    pending: Callable[[], object] | None = field(default=None, init=False)
     shards: Shards | None = field(default=None, init=False)

@@ -27,7 +27,7 @@ from opweave.scheduler.runs import ProgramState, Run, RunsInFlight
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.futures import Future
+    from opweave.futures import Future, RunFuture, RunTask, Task
     from opweave.scheduler.run_list import CallList
     from opweave.scheduler.target import Target
 
@@ -54,9 +54,9 @@ class Executor:
     """
 
     __slots__ = (
-        "__weakref__", "_completion_thread", "_handing_over", "_in_flight", "_last", "_parallel",
-        "_queued", "_ready", "_room", "_runner", "begun", "closed", "copied", "inherited", "lock", "ownership",
-        "targets",
+        "__weakref__", "_cancels", "_completion_thread", "_handing_over", "_in_flight", "_last", "_own_future",
+        "_parallel", "_queued", "_ready", "_room", "_runner", "_switching", "begun", "closed", "copied", "inherited",
+        "lock", "ownership", "targets",
     )  # fmt: skip
 
     def __init__(self, n_slots: int, *, parallel: bool) -> None:
@@ -69,6 +69,9 @@ class Executor:
         self._parallel: Final = parallel
         self._room: Final = 2 * n_slots if parallel else 1  # runs that may be under way
         self._runner = 0  # the thread that is submitting a run, 0: none is
+        self._cancels = 0  # how often runs were cancelled: a run that began before the latest time ends
+        self._own_future: RunFuture[Any] | None = None  # of the submitted run that is being made
+        self._switching: Final = Lock()  # held by whoever ends that run alone, or clears that
         self._last: ProgramState | None = None  # the program whose values are in memory
         self._ready: ProgramState | None = None  # the program that can run again with nothing to check but its feeds
         self._in_flight: Final = RunsInFlight(self.lock, self.targets)
@@ -87,6 +90,7 @@ class Executor:
         on_device: bool = False,
         *,
         wait: bool = True,
+        future: RunFuture[Any] | None = None,
     ) -> Any:
         """Run a program once: feed, make the calls, fetch.
 
@@ -97,6 +101,7 @@ class Executor:
             on_device: leave the outputs in the memory of their devices.
             wait: ``False``, only with overlapping runs: return the `Run` when everything is queued. Arrays that were
                 fed may then be overwritten, unless their input is borrowed.
+            future: what the caller of `submit` was given, who may have cancelled it.
 
         Returns:
             The outputs; without ``wait`` the `Run`, but for programs without any work, as all that they compute has no
@@ -104,6 +109,7 @@ class Executor:
         """
         if self._queued and wait and not self._on_completion_thread:
             return self.submit(state, feeds, named, on_device).result()  # behind what was submitted before
+        cancels = self._cancels
         with self.lock:
             if self._ready is state and not TRACE.listening:
                 run_list = state.lists[0]
@@ -117,6 +123,8 @@ class Executor:
             if on_device:
                 for fetch in run_list.fetches:
                     fetch.call(on_device)  # raises now what fetching would raise after the run
+            if self._cancels != cancels:
+                raise Cancelled(CANCELLED)
             if run_list.states:
                 _check_states(run_list)
             if run_list.ended:
@@ -127,18 +135,23 @@ class Executor:
             if before and before != thread:
                 raise self.targets[0].stream._busy_error()
             run = feed = None
+            started = False
             rest = iter(calls.calls)
             with ownership.lock:
                 outer, outer_calls = ownership.remaining, ownership.calls
                 try:
                     self._runner = ownership.thread = thread
-                    self.begun += 1
-                    if run_list.copied:
-                        self.copied += run_list.copied
-                    in_flight.cancel_reason = ""
                     if outer is None:
                         ownership.cancel_reason = ""
                     ownership.calls, ownership.remaining = calls.calls, rest
+                    if future is not None:
+                        self._own_future = future
+                    if self._cancels != cancels or (future is not None and future.decided):
+                        raise Cancelled(CANCELLED)
+                    started = True
+                    self.begun += 1
+                    if run_list.copied:
+                        self.copied += run_list.copied
                     if run_list.streams:
                         run = self._queue_waits(state, run_list, on_device)
                     for feed, value in values:
@@ -152,14 +165,21 @@ class Executor:
                             call()
                     else:
                         make_calls(rest)
-                    if in_flight.cancel_reason or ownership.cancel_reason:
-                        raise Cancelled(in_flight.cancel_reason or ownership.cancel_reason)
+                    if ownership.cancel_reason or self._cancels != cancels or (future is not None and future.decided):
+                        raise Cancelled(CANCELLED)
                     if run is not None:
                         run.queue_ends()
                         in_flight.append(run)
+                        if self._cancels != cancels:  # before `cancel` could see the run there
+                            run.cancel_reason = CANCELLED
                 except BaseException as error:
-                    in_flight.cancel_reason = in_flight.cancel_reason or ownership.cancel_reason
-                    failure = self._failed(run or Run(state, run_list), calls, rest, feed, error)
+                    if not started:
+                        raise
+                    run = run or Run(state, run_list)
+                    if self._cancels != cancels or (future is not None and future.decided):
+                        run.cancel_reason = CANCELLED
+                    run.cancel_reason = run.cancel_reason or ownership.cancel_reason
+                    failure = self._failed(run, calls, rest, feed, error)
                     raise failure from failure.__cause__
                 finally:
                     ownership.calls, ownership.remaining = outer_calls, outer
@@ -185,20 +205,34 @@ class Executor:
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], on_device: bool = False
     ) -> Future[Any]:
         """Run a program once, beside the caller, behind what was submitted before."""
+        from opweave.futures import RunTask  # importing opweave must not pay for it
+
         self.check_caller()
         self._check_program(state)
         if not self._parallel:
             ready = fitted(state.lists[0], state.written, feeds, named)
             kept = {feed.tensor.key: value for feed, value in snapshot(ready, all_=True)}
-            return self._hand_over(partial(self.run, on_device=on_device), state, kept, {})
+            return self._put(RunTask(self._cancel_one, state, self._run_submitted, state, kept, on_device))
         with self.lock:
             self.check_open()
             try:
                 run = self.run(state, feeds, named, wait=False, on_device=on_device)
             except (ExecutionError, Cancelled) as error:
                 # It may be the failure of an earlier run, which was found while this one was queued.
-                return self._hand_over(_raise, error)
-            return self._hand_over(self._outputs, run) if isinstance(run, Run) else self._hand_over(lambda: run)
+                return self._put(RunTask(self._cancel_one, None, _raise, error))
+            if not isinstance(run, Run):
+                return self._put(RunTask(self._cancel_one, None, lambda _: run))
+            return self._put(RunTask(self._cancel_one, run, lambda _: self._outputs(run)))
+
+    def _run_submitted(
+        self, future: RunFuture[Any], state: ProgramState, feeds: Mapping[Any, Any], on_device: bool
+    ) -> Any:
+        """A run in the completion thread."""
+        try:
+            return self.run(state, feeds, {}, on_device, future=future)
+        finally:
+            with self._switching:  # whoever ends this run alone must not hit the next one
+                self._own_future = None
 
     def _prepare(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
@@ -215,8 +249,9 @@ class Executor:
         self.check_caller()
         self._check_program(state)
         self._ready = None
-        while len(self._in_flight) >= self._room:
-            self._in_flight.conclude(self._in_flight[0])
+        in_flight = self._in_flight
+        while in_flight and (len(in_flight) >= self._room or in_flight[0].cancel_reason):
+            in_flight.conclude(in_flight[0])
         if not run_list.streams:
             self._last = state
         calls = run_list.calls
@@ -270,26 +305,76 @@ class Executor:
         run.state.latest = None
         index = len(calls.calls) - 1 - sum(1 for _ in rest)
         # Cancelling skips the rest of the calls, so that their number does not say where the run was.
-        if index >= 0 and not self._in_flight.cancel_reason:
+        if index >= 0 and not run.cancel_reason:
             action, error = calls.locate(index, error)
         if feed is not None and feed.target is not None:
             action = Action("feed", feed.target, None, tensor=feed.tensor)
         return self._in_flight.settle(run, error, action)
 
-    def cancel(self, *, queued: bool = False) -> None:
-        """End the runs that are under way, from any thread; they raise `Cancelled`.
+    def cancel(self) -> None:
+        """End all runs that have begun or were submitted, from any thread: they raise `Cancelled`, futures at once."""
+        self._cancels += 1
+        tasks = [task for task in self._tasks if task.future.drop()]
+        for run in [*self._in_flight]:
+            run.cancel_reason = CANCELLED
+        for task in tasks:
+            if task.future.running() or isinstance(task.run, Run):
+                self._damage(task.run)
+        self._interrupt()
+        for task in tasks:
+            task.future.end_with(CANCELLED)
+        self._conclude_dropped()
 
-        Args:
-            queued: whole runs that wait for these do not begin; their futures are cancelled.
-        """
-        for task in list(self._queued) if queued else ():
-            task.future.cancel()
+    def _cancel_one(self, future: RunFuture[Any]) -> None:
+        """End a run whose future was cancelled. Of runs that overlap only the last one that is left can be ended early;
+        others are in the queues of devices between each other, and go on to their end."""
+        run = next((task.run for task in self._tasks if task.future is future), None)
+        with self._switching:
+            in_flight = [*self._in_flight]
+            alone = all(other is run or other.cancel_reason for other in in_flight) and run in in_flight
+            if alone or self._own_future is future:
+                for other in in_flight:
+                    other.cancel_reason = CANCELLED
+                self._damage(run)
+                self._interrupt()
+        self._conclude_dropped()
+
+    def _interrupt(self) -> None:
+        """Let streams end what they are doing."""
         if self._runner or self._in_flight:
-            self._in_flight.cancel_reason = CANCELLED
             self.ownership.cancel(CANCELLED)
             for target in self.targets:
                 for stream in target.streams:
                     stream.abort()
+
+    def _damage(self, run: object) -> None:
+        """Mark what a run that was dropped writes: the work may go on, and is waited for before that is written."""
+        from opweave.scheduler.failures import damage_states, written_by  # most runs are not ended early
+
+        state = run.state if isinstance(run, Run) else run
+        if isinstance(state, ProgramState) and not (isinstance(run, Run) and run.ended):
+            damage_states(written_by(state.partition.splits), CANCELLED, self._wait_for_dropped)
+
+    def _conclude_dropped(self) -> None:
+        """Let the completion thread see the end of runs whose futures nobody will ask it for."""
+        if self._in_flight and self._completion_thread is not None:
+            with suppress(LifetimeError, IndexError):  # closed meanwhile, or ended
+                self._hand_over(self._in_flight.conclude, self._in_flight[-1])
+
+    def _wait_for_dropped(self) -> None:
+        """Wait for runs that were ended early, which may not be possible at once."""
+        with suppress(LifetimeError):  # in a forked child, where nothing goes on
+            self.when_idle(int)
+
+    @property
+    def _tasks(self) -> list[RunTask[Any]]:
+        """The runs that were submitted and have not ended, the first one first."""
+        thread = self._completion_thread
+        if thread is None:
+            return []
+        from opweave.futures import RunTask
+
+        return [job for job in thread.jobs.copy() if isinstance(job, RunTask)]
 
     # --- the thread in which submitted runs end ---------------------------------------------------------------------
 
@@ -297,6 +382,9 @@ class Executor:
         """Let the completion thread call ``work``, after everything that was handed over before."""
         from opweave.futures import Task  # importing opweave must not pay for it
 
+        return self._put(Task(work, *args))
+
+    def _put(self, task: Task[Any]) -> Future[Any]:
         with self._handing_over:
             self.check_open()
             if self._completion_thread is None:
@@ -304,7 +392,6 @@ class Executor:
                 self._completion_thread = Worker("opweave runs")
                 if not self._parallel:  # then they are whole runs
                     self._queued = self._completion_thread.jobs
-            task: Task[Any] = Task(work, *args)
             self._completion_thread.put(task)
             return task.future
 
@@ -471,5 +558,5 @@ def _check_states(run_list: RunList) -> None:
             raise ExecutionError(state.damaged, states=(state.name,))
 
 
-def _raise(error: BaseException) -> NoReturn:
+def _raise(_: object, error: BaseException) -> NoReturn:
     raise error

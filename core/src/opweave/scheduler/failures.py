@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from opweave.contract.plan import StepError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.splits import Split
     from opweave.scheduler.target import Target
 
-__all__ = ["settle_failure"]
+__all__ = ["damage_states", "settle_failure", "written_by"]
 
 
 def settle_failure(
@@ -60,9 +60,7 @@ def settle_failure(
             first, last = group[0], group[-1] + 1
             node = action.split.items[first].node
         writers += _written(action.split, first, last)
-    for split in splits:
-        if anywhere or split.target in unfinished:
-            writers += _written(split, 0, len(split.items))
+    writers += written_by([split for split in splits if anywhere or split.target in unfinished])
     states = {w.key: w.memory for w in writers if w.state is not None}
     device = action.target.name if action is not None else unfinished[0].name if unfinished else ""
     what = node.describe() if node is not None else "the run"
@@ -71,9 +69,7 @@ def settle_failure(
     kind = f"{action.kind} of " if action is not None else ""
     where = f" on {device}" if device else ""
     message = f"{kind}{what} failed{where}: {type(cause).__name__}: {cause}"
-    for state in states.values():
-        assert state.leaf is not None
-        state.leaf.damaged = f"state {state.name!r} may be half written ({message}); write it anew to use it"
+    damage_states(writers, message)
     if ended is not None:
         return ended
     if action is not None and action.kind == "observe":
@@ -83,6 +79,24 @@ def settle_failure(
     result = ExecutionError(message, node=what, device=device, states=states)
     result.__cause__ = cause
     return result
+
+
+def damage_states(writers: Iterable[Tensor], why: str, pending: Callable[[], object] | None = None) -> None:
+    """Let the states that nodes write refuse to be read until they are written anew.
+
+    Args:
+        why: what happened.
+        pending: waits for the work that may still write them; called before they are written.
+    """
+    for leaf in {w.memory.leaf: None for w in writers if w.state is not None}:
+        assert leaf is not None
+        leaf.damaged = f"state {leaf.name!r} may be half written ({why}); write it anew to use it"
+        leaf.pending = pending
+
+
+def written_by(splits: Iterable[Split]) -> list[Tensor]:
+    """The nodes of splits, those that write states among them."""
+    return [node for split in splits for node in _written(split, 0, len(split.items))]
 
 
 def _failed_step(error: BaseException) -> StepError | None:

@@ -216,6 +216,8 @@ class Program(Planned, Generic[R_co]):
 
         Returns:
             A future whose ``result()`` is what `run` returns or raises. (``asyncio.wrap_future`` makes it awaitable.)
+            Its ``cancel()`` ends this run as `Scheduler.cancel` ends all, whether it has begun or not, but for one that
+            overlaps with others: it goes on between them, and its result is dropped. ``cancelled()`` is then true.
 
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from opweave.contract.worker import WorkerStream
 from opweave.scheduler.allocate import MemoryUse, lifetimes
 from opweave.scheduler.assign import CAUSES
 from opweave.scheduler.fuse import unfused
@@ -262,6 +263,10 @@ def explain(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
             f"{human_bytes(use.states)} states" + (f", {human_bytes(use.library)} library" if use.library else "")
         )
+    for used_target in dict.fromkeys([split.target for split in partition.splits]):
+        stream = used_target.stream
+        if left := (stream.inner if isinstance(stream, WorkerStream) else stream).uncancellable():
+            lines.append(f"cancelling on {used_target.name}: {left}")
     from opweave.scheduler.remarks import remarks as remarks_on  # most programs have none
 
     whole = remarks_on(partition)

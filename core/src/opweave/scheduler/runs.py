@@ -85,10 +85,11 @@ class Run:
         arrays: outputs that its streams have fetched.
         error: why it failed, once that is known.
         ended: whether it is known to have ended, successfully or not.
+        cancel_reason: why it was asked to end early, ``""``: it was not.
         on_device: whether outputs stay in the memory of their devices.
     """
 
-    __slots__ = ("arrays", "ended", "ends", "error", "on_device", "run_list", "state")
+    __slots__ = ("arrays", "cancel_reason", "ended", "ends", "error", "on_device", "run_list", "state")
 
     def __init__(self, state: ProgramState, run_list: RunList, on_device: bool = False) -> None:
         self.on_device: Final = on_device
@@ -98,6 +99,7 @@ class Run:
         self.arrays: Final[list[Any]] = [None] * len(run_list.fetches)
         self.error: BaseException | None = None
         self.ended = False
+        self.cancel_reason = ""
 
     def queue_ends(self) -> None:
         """Queue what follows the calls: fetching, and the events by which the end is known."""
@@ -143,17 +145,15 @@ class RunsInFlight(deque[Run]):
 
     Attributes:
         programs: the executor's programs that are alive.
-        cancel_reason: why the runs under way were asked to end early, ``""``: they were not.
     """
 
-    __slots__ = ("_lock", "_targets", "cancel_reason", "programs")
+    __slots__ = ("_lock", "_targets", "programs")
 
     def __init__(self, lock: Lock, targets: Sequence[Target]) -> None:
         super().__init__()
         self._lock: Final = lock
         self._targets: Final = targets
         self.programs: Final[WeakSet[ProgramState]] = WeakSet()
-        self.cancel_reason = ""
 
     def conclude(self, run: Run) -> None:
         """Wait for a run, and for those before it. Its failure is noted on it, not raised."""
@@ -173,6 +173,8 @@ class RunsInFlight(deque[Run]):
                 error = failure
             with self._lock:
                 if not other.ended:
+                    if other.cancel_reason:  # also where the device could not end its work early
+                        error = error or Cancelled(other.cancel_reason)
                     if error is not None:
                         self.settle(other, error, None)
                     else:
@@ -196,7 +198,10 @@ class RunsInFlight(deque[Run]):
                 except Exception:
                     failed.append(other)
                 else:
-                    other.ended = True
+                    if other.cancel_reason:
+                        failed.append(other)
+                    else:
+                        other.ended = True
             else:
                 failed.append(run)
         splits: list[Split] = []
@@ -204,9 +209,12 @@ class RunsInFlight(deque[Run]):
             last = action.split if other is run and action is not None else None
             splits += other.state.partition.splits[: None if last is None else last.index + 1]
         actions = [a for other in failed for a in other.run_list.actions.actions]
-        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(self.cancel_reason))
-        if self.cancel_reason and isinstance(reason, Cancelled):
-            reason = Cancelled(self.cancel_reason)
+        cancel_reason = next((other.cancel_reason for other in failed if other.cancel_reason), "")
+        reason = settle_failure(error, action, actions, self._targets, splits, anywhere=bool(cancel_reason))
+        if cancel_reason and isinstance(reason, Exception):
+            cause = None if isinstance(reason, Cancelled) else reason  # what a call that was ended has raised
+            reason = Cancelled(cancel_reason)
+            reason.__cause__ = cause
         for other in failed:
             if other is failed[0]:
                 other.fail(reason)

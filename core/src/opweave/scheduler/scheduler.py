@@ -163,7 +163,7 @@ class Scheduler:
             return
         self._executor.check_closer(whole=True)
         pending = self._describe_pending() or "work in flight"  # before cancelling, which skips the calls that are left
-        self._executor.cancel(queued=True)
+        self._executor.cancel()
         if not close_or_give_up(self, self.streams):
             warnings.warn(f"{self!r} was left by {kind.__name__}, and {pending} has not ended after "
                           f"{exit_timeout():g} s (OPWEAVE_EXIT_WAIT); it is not waited for any more",
@@ -393,9 +393,13 @@ class Scheduler:
         self._executor.synchronize()
 
     def cancel(self) -> None:
-        """End the runs that are under way, from any thread; they raise `Cancelled`.
+        """End all runs that have begun or were submitted, on all devices, from any thread: they raise `Cancelled`.
 
-        A plan ends after its present step, where the device can; states that it writes may be half written.
+        Futures are done when this returns, also where a device cannot end its work early. That work goes on, and its
+        results are dropped; later runs, and writing a state that it writes, wait for it. A thread in `Program.run` is
+        told after the present step of its device. States that the runs write may be half written: they refuse to be
+        read until they are written anew. A run that has ended keeps its result, one that is submitted later is not
+        concerned. ``future.cancel()`` ends a single run.
         """
         self._executor.cancel()
 

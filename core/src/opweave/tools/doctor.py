@@ -50,6 +50,9 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
     yield cores_diagnosis(usable_cores())
     yield cache_diagnosis("cache of profiles", cache(), FOLDER, "each process measures the devices again")
     for device in _usable(registry):
+        if left := device.stream_class.uncancellable():
+            message = f"futures are cancelled at once, but {left}, for which the next run waits"
+            yield Diagnosis(f"cancelling on {device.name}", "ok", message)
         if device.tunables:
             yield tunables_diagnosis(device)
         made = known_profile(device)

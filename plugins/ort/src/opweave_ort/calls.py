@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave_ort.sessions import Session
+    from opweave_ort.stream import OrtStream
 
 __all__ = ["Places", "SessionCall"]
 
@@ -70,12 +71,13 @@ class SessionCall:
     """
 
     __slots__ = (
-        "_addresses", "_before", "_has_run", "_kept", "_places", "_renewed", "_run", "_runs", "_session", "arena",
-        "remark",
+        "_addresses", "_before", "_has_run", "_kept", "_options", "_places", "_renewed", "_run", "_runs", "_session",
+        "_stream", "arena", "remark",
     )  # fmt: skip
 
     def __init__(
         self,
+        stream: OrtStream,
         session: Session,
         places: Places,
         before: Sequence[Call],
@@ -84,6 +86,7 @@ class SessionCall:
         renewed: Callable[[object], Mapping[str, Any]],
     ) -> None:
         self._session, self._places, self._before, self._kept = session, places, before, kept
+        self._stream, self._options = stream, stream.run_options
         self._renewed = renewed
         self._addresses: Final[dict[int, int]] = {}  # of inputs that may lie elsewhere in each run
         self._runs: Final[dict[tuple[int, ...], Call]] = {}  # these addresses -> a run there
@@ -94,7 +97,10 @@ class SessionCall:
     def __call__(self) -> None:
         for call in self._before:
             call()
-        self._run()
+        # An earlier run was ended by it. Whoever ends this one says so before setting it again.
+        self._options.terminate = False
+        if not self._stream.ending:
+            self._run()
 
     def _first(self, run: Call) -> None:
         self.arena = RUNTIME.measured(run)
@@ -103,7 +109,8 @@ class SessionCall:
     def _bound(self) -> Call:
         """A run of the session with its inputs at their present addresses."""
         inputs, outputs, constants, _ = self._places.moved(self._addresses)
-        return partial(self._session.native.run_with_iobinding, self._session.bind(inputs, outputs, constants))
+        binding = self._session.bind(inputs, outputs, constants)
+        return partial(self._session.native.run_with_iobinding, binding, self._options)
 
     def _bind_and_run(self) -> None:
         if len(self._runs) >= KEPT:

@@ -135,7 +135,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
     renewed = partial(_weights, bound.structure, _weight_args(bound))
     places = Places(inputs, outputs, constants, copied)
-    return SessionCall(session, places, before, kept, _remark(bound, session), renewed)
+    return SessionCall(stream, session, places, before, kept, _remark(bound, session), renewed)
 
 
 def is_large(step: Step) -> bool:

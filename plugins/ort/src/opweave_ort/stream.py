@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from onnxruntime import RunOptions
 
 from opweave.contract import Arg, Call, Group, Step, Stream
-from opweave.errors import AllocationError, BoundsError, DeviceLostError
+from opweave.errors import AllocationError, BoundsError, Cancelled, DeviceLostError
 from opweave.host.threads import ThreadPool, pool_of
 from opweave_ort.calls import SessionCall
 from opweave_ort.groups import bind_group
@@ -22,6 +24,8 @@ __all__ = ["OrtStream"]
 class OrtStream(Stream):
     """Runs sessions in the calling thread.
 
+    A run that is asked to end does so after the operator of ONNX that a session is computing.
+
     Args:
         threads: of its sessions, or the pool that says how many and on which processors; ``None``: as many as the
             backend is set to.
@@ -31,6 +35,7 @@ class OrtStream(Stream):
         super().__init__(device)
         self.provider, self.provider_options = device.provider, device.options
         self.pool, self.threads = pool_of(threads)
+        self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
@@ -68,6 +73,9 @@ class OrtStream(Stream):
             for call in calls:
                 call()
 
+    def _abort(self) -> None:
+        self.run_options.terminate = True  # sessions end after their present operator
+
     def _translate(self, error: Exception) -> Exception:
         return translated(error, self.device.name)
 
@@ -81,6 +89,8 @@ def _crosses(arg: Arg, written: Arg) -> bool:
 def translated(error: Exception, device: str) -> Exception:
     """The error of opweave for one of ONNX Runtime, whose text alone tells the cause; else the error itself."""
     text = str(error)
+    if "terminate flag" in text:
+        return Cancelled(f"the work on {device} was ended by abort()")
     if re.search(r"bad_alloc|[Oo]ut of memory|Failed to allocate memory|BFCArena", text):
         size = re.search(r"(?:requested|size)[^0-9]{0,20}([0-9]+)", text)
         return AllocationError(device, int(size[1]) if size else 0, None, text)
