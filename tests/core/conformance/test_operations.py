@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from opweave.conformance import CASES, cases_for, run_case
+from opweave.conformance.cases.derived import defaults, is_default
+from opweave.conformance.trial import the_node
 from opweave.conformance.values import make_values
 from opweave.contract import Stream
 from opweave.contract.kernels import KernelTable
@@ -147,6 +149,39 @@ def last_of_equals(step):
     step.out.view[...] = x.shape[-1] - 1 - np.argmax(x[..., ::-1], -1)
 
 
+def in_f64(step):
+    step.out.view[...] = step.srcs[0].view.astype(np.float64).sum(step.attrs["axes"]).astype(np.int64)
+
+
+def saturated(step):
+    a, b = (s.view.astype(object) for s in step.srcs)
+    info = np.iinfo(step.out.dtype.numpy)
+    step.out.view[...] = np.clip(a + b, info.min, info.max).astype(step.out.dtype.numpy)
+
+
+def last_comes_first(step):
+    x, axis = step.srcs[0].view, step.attrs["axis"]
+    backwards = np.argsort(np.flip(x, axis).astype(np.float64), axis, kind="stable")
+    step.out.view[...] = x.shape[axis] - 1 - backwards
+
+
+def largest_in_any_order(step):
+    x, axis = step.srcs[0].view, step.attrs["axis"]
+    order = np.argsort(x.astype(np.float64), axis, kind="stable")
+    step.out.view[...] = np.take(np.flip(order, axis), range(step.attrs["k"]), axis)
+
+
+def minus_zero_is_smaller(step):
+    x = step.srcs[0].view
+    step.out.view[...] = np.lexsort((~np.signbit(x), x), -1)
+
+
+def mask_left_out(step):
+    x = step.srcs[0].view.astype(np.float64)
+    raised = np.exp(x - x.max(-1, keepdims=True))
+    step.out.view[...] = raised / raised.sum(-1, keepdims=True)
+
+
 def raises(step):
     raise RuntimeError("the device fell over")
 
@@ -163,6 +198,15 @@ def raises(step):
         ("exp-f32-67-special", infinity_becomes_the_largest, "NaN or infinities differ"),
         ("tanh-f32-1025", rounded_to_f16, "largest error"),
         ("argmax-f32-4x257-ties-axis1", last_of_equals, "elements differ: at "),
+        ("argmax-f16-130-alike", last_of_equals, "elements differ: at "),
+        ("argsort-u8-130-alike-ascending", last_comes_first, "elements differ: at "),
+        ("argsort-bool-broadcast-1025x2-ascending", last_comes_first, "elements differ: at "),
+        ("argsort-f32-130-alike-ascending", minus_zero_is_smaller, "elements differ: at "),
+        ("top_k-bf16-2x4099-alike-k9", largest_in_any_order, "elements differ: at "),
+        ("sum-i64-1025-ends-all", in_f64, "1 of 1 elements differ"),
+        ("sum-i64-2x3x33-ends-axes02", in_f64, "3 of 3 elements differ"),
+        ("add-i8-1025,1025-ends-to-i8", saturated, "of 1025 elements differ"),
+        ("softmax-f32-3x5,3x5-mask-unscaled", mask_left_out, "largest error"),
         ("add-i32-64,64", one_too_many, "1 of 64 elements differ"),
         ("assign-f32-sliced+contiguous-5x17,5x17-region", gap_of_the_source_changed, "the source x1 was changed"),
         ("exp-f32-64", raises, "the device fell over"),
@@ -204,3 +248,31 @@ def test_what_a_device_does_not_run_is_refused_with_its_reason():
     verdict = run_case(Small(), CASES[0])
     assert (verdict.status, verdict.reason) == ("refused", "it has no kernels")
     assert verdict
+
+
+def test_every_attribute_is_tried_at_its_default_and_beside_it_with_every_number_of_operands():
+    seen = {}
+    for case in CASES:
+        node = the_node(case.build(*case.tensors()))
+        for name, default in defaults(node.op.name).items():
+            if name in node.attrs:
+                key = node.op.name, name, len(node.srcs)
+                seen.setdefault(key, set()).add(is_default(node.attrs[name], default))
+    missing = {key for key, found in seen.items() if len(found) < 2}
+    # Without a mask these take no other value.
+    assert missing == {
+        ("head_softmax", "max_bias", 2),
+        ("attention", "max_bias", 3),
+        ("attention_backward", "max_bias", 4),
+    }
+    assert {("softmax", "scale", 2), ("conv_transpose1d", "stride", 3), ("group_norm", "eps", 3)} <= seen.keys()
+
+
+def test_every_type_of_integers_that_an_operation_takes_is_tried_to_its_ends():
+    """But for operations that make integers of few ones, and writers of blocks, whose numbers are bits."""
+    taken, tried = set(), set()
+    for case in CASES:
+        for operand in case.operands:
+            if operand.values != "ids" and operand.dtype in ("i64", "i32", "i16", "i8", "u8"):
+                (tried if operand.values == "ends" else taken).add((case.op, operand.dtype))
+    assert taken - tried == set()

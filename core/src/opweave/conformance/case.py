@@ -23,12 +23,15 @@ Layout = Literal["contiguous", "offset", "rows", "sliced", "transposed", "broadc
 the leaf's first element; ``rows``, contiguous rows with gaps between them; ``sliced``, gaps along every axis;
 ``transposed``; ``broadcast``, a first axis of length 1 that is repeated with stride 0."""
 
-Values = Literal["normal", "positive", "negative", "fraction", "large", "special", "ties", "halves", "ids", "mask"]
+Values = Literal[
+    "normal", "positive", "negative", "fraction", "large", "special", "ties", "alike", "ends", "halves", "ids", "mask"
+]
 """What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``fraction``: between 0
 and 1; ``special``: normal ones with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities
 among their scales; ``large``: normal ones around 2^15, where types have few digits left; ``ties``: few different
-values; ``halves``: multiples of 1/2; ``ids``: distinct integers below ``high`` as far as there are enough; ``mask``: 0
-and -inf, never all -inf in a row."""
+values; ``alike``: few different ones, with NaN and both zeros among those of floats; ``ends``: integers of the whole
+range of their type, its ends among them; ``halves``: multiples of 1/2; ``ids``: distinct integers below ``high`` as far
+as there are enough; ``mask``: 0 and -inf, never all -inf in a row."""
 
 
 class Operand(NamedTuple):
@@ -131,10 +134,9 @@ def case(
     parts = [op, *dict.fromkeys(o.dtype for o in operands)]
     if any(o.layout != "contiguous" for o in operands):
         parts.append("+".join(o.layout for o in operands))
-    special = [
-        v for v in dict.fromkeys(o.values for o in operands) if v in ("large", "special", "ties", "halves", "mask")
-    ]
-    parts += [",".join(_short(o.shape) for o in operands), *special, tag]
+    told = ("large", "special", "ties", "alike", "ends", "halves", "mask")
+    kinds = [v for v in dict.fromkeys(o.values for o in operands) if v in told]
+    parts += [",".join(_short(o.shape) for o in operands), *kinds, tag]
     return Case(op, "-".join(filter(None, parts)), operands, build)
 
 

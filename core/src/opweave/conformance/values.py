@@ -38,8 +38,10 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(np.bool_)
     if dtype.is_integer:
+        if operand.values == "ends":
+            return _whole_range(rng, shape, dtype)
         # Within i8, and not negative for u8: a cast between any two integer types keeps them.
-        low, high = (-1, 3) if operand.values == "ties" else (-100, 100)
+        low, high = (-1, 3) if operand.values in ("ties", "alike") else (-100, 100)
         low = 0 if dtype.kind == "u" or operand.values == "positive" else low
         return rng.integers(low, high, shape).astype(dtype.numpy)
     values = rng.standard_normal(shape)
@@ -47,6 +49,8 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         values += 1 << 15
     if operand.values == "ties":
         values = rng.integers(-1, 3, shape).astype(np.float64)
+    if operand.values == "alike":
+        values = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], shape)
     if operand.values == "halves":
         values = rng.integers(-9, 10, shape) / 2
     if operand.values == "positive":
@@ -64,6 +68,15 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         flat = values.reshape(-1)
         flat[rng.permutation(size)[: size // 4]] = np.resize([np.nan, np.inf, -np.inf, 0.0, -0.0], size // 4)
     return values.astype(dtype.numpy)
+
+
+def _whole_range(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> Array:
+    """Integers of the whole range of a type, the ends among them."""
+    size, info = prod(shape), np.iinfo(dtype.numpy)
+    flat = rng.integers(info.min, info.max, size, dtype.numpy, endpoint=True)
+    ends = np.array([info.max, info.min, info.max - 1, info.min + 1, 0, 1], dtype.numpy)
+    flat[rng.permutation(size)[: (size + 2) // 3]] = np.resize(ends, (size + 2) // 3)
+    return flat.reshape(shape)
 
 
 SCALES: Final = {

@@ -192,7 +192,7 @@ ARGMAX = OpDef(
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index, i64, of the largest element along ``axis``, by default in the flattened tensor.
 
-    The lowest index among equals; NaN counts as the largest, as in NumPy.
+    The lowest index among equals, on every device; NaN counts as the largest, as in NumPy.
 
     Raises:
         BoundsError: no such axis.

@@ -74,17 +74,17 @@ ARGSORT = OpDef(
 
 
 @builds(ARGSORT)
-def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
+def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """The indices, as i64, that sort ``x`` along ``axis``: ``take_along_axis(x, argsort(x), -1)`` is sorted.
 
-    NaN counts as the largest, as in NumPy and torch.
+    Of equal elements the one of the lower index comes first, also where descending, on every device. 0 and -0 are
+    equal, and so are all NaN, which count as the largest, as in NumPy and torch.
 
     Args:
         x: at least one axis.
         axis: along which to sort.
         descending: the largest first.
-        stable: equal elements (0 and -0, NaN and NaN are equal) keep their order, also where descending. Otherwise
-            they may come in any order, which may be faster.
+        stable: ``False`` allows equal elements in any order, another one on each device, which may be faster.
 
     Raises:
         BoundsError: no such axis.
@@ -111,7 +111,8 @@ TOP_K = OpDef(
 def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The ``k`` largest elements along ``axis``, the largest first, and where they are.
 
-    Among equals the lower index comes first; NaN counts as the largest. Two nodes: ``top_k`` finds the indices, and
+    Among equals the lower index comes first, on every device: 0 and -0 are equal, and so are all NaN, which count as
+    the largest. Two nodes: ``top_k`` finds the indices, and
     `take_along_axis` picks the values.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opweave.conformance.case import FLOATS, INTS, Case
+from opweave.conformance.case import FLOATS, INTS, Case, Operand, case
 from opweave.conformance.cases.elementwise import elementwise
 from opweave.ops.activation import gelu_tanh_backward, relu_backward, silu_backward
 
@@ -18,5 +18,8 @@ def cases() -> Iterator[Case]:
     for alpha in (1.0, 0.3):
         yield from elementwise("elu", 1, FLOATS, tag=f"alpha{alpha}", alpha=alpha)
     yield from elementwise("xielu", 1, FLOATS, alpha_p=0.7, alpha_n=1.25, beta=0.25)
+    for dtype in FLOATS:
+        yield case("xielu", Operand((65,), dtype))
+        yield case("xielu", Operand((65,), dtype), eps=-0.5, tag="eps")
     for build in (relu_backward, silu_backward, gelu_tanh_backward):
         yield from elementwise(build.__name__, 2, FLOATS, build=build)

@@ -43,6 +43,10 @@ TRANSPOSED: Final[tuple[Form, ...]] = (
     ((1, 4, 4, 3), (4, 3, 2, 3), {"stride": (3, 1), "padding": (0, 2), "dilation": (2, 3), "groups": 2}),
     ((1, 2, 40, 70), (2, 20, 4, 4), {"stride": 2, "padding": 1}),
 )
+TRANSPOSED_LINES: Final[tuple[Form, ...]] = tuple([
+    (shape[:-1], kernel[:-1], {name: v[0] if isinstance(v, tuple) else v for name, v in options.items()})
+    for shape, kernel, options in TRANSPOSED
+])  # fmt: skip
 
 
 def _convolutions(op: str, forms: tuple[Form, ...], dtype: str) -> Iterator[Case]:
@@ -67,7 +71,7 @@ def cases() -> Iterator[Case]:
         yield from _convolutions("conv1d", ONE, dtype)
         yield from _convolutions("conv2d", TWO, dtype)
         yield from _convolutions("conv3d", THREE, dtype)
-        yield from _convolutions("conv_transpose1d", tuple([(x[:-1], w[:-1], {}) for x, w, _ in TRANSPOSED]), dtype)
+        yield from _convolutions("conv_transpose1d", TRANSPOSED_LINES, dtype)
         yield from _convolutions("conv_transpose2d", TRANSPOSED, dtype)
         for layout in LAYOUTS:
             x, w = Operand((3, 4, 5, 6), dtype), Operand((4, 2, 3, 3), dtype)

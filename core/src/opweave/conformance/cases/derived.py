@@ -1,7 +1,9 @@
 """Cases that every operation gets, made from the ones that its family has.
 
 Sizes: lengths around powers of two, where kernels change from whole tiles to remainders, and more than 2¹⁶ rows, which
-launch grids and 16-bit counters do not reach. Types: operands of another float type than the first one. Aliasing:
+launch grids and 16-bit counters do not reach. Integers: the whole range of each type that an operation takes; what does
+not fit wraps around, as in NumPy. Attributes: with every number of operands, the value that the builder has by default,
+and another one. Types: operands of another float type than the first one. Aliasing:
 sources that are one value, sources that overlap, and writers whose source lies in the state that they write; what else
 a scheduler may let share memory is tried with every case.
 """
@@ -10,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from inspect import signature
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from opweave.conformance.case import Case, Operand, case
+from opweave.conformance.trial import the_node
 from opweave.errors import OpweaveError
+from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor, node
@@ -38,6 +43,8 @@ def derived(cases: Iterable[Case]) -> Iterator[Case]:
         plain = [c for c in packed if _is_plain(c)]
         yield from _sizes(plain)
         yield from _mixed(packed)
+        yield from _ends(known_cases)
+        yield from _attributes(op, [c for c in packed if all(o.values in ORDINARY for o in c.operands)])
         yield from _aliases(plain)
         yield from _within_the_state(plain)
         if OPS[op].nan and not any(o.values == "special" for c in known_cases for o in c.operands):
@@ -123,6 +130,32 @@ def _special(known: list[Case]) -> Iterator[Case]:
                 return
 
 
+ROOM: Final = 1100
+"""Elements of the largest operand of a case of the whole range."""
+
+
+def _ends(known: list[Case]) -> Iterator[Case]:
+    """Integers of the whole range of their type, in the largest contiguous case of each choice of types."""
+    largest: dict[tuple[str, ...], tuple[int, Case]] = {}
+    for template in known:
+        operands = template.operands
+        sizes = [prod(o.shape) for o in operands]
+        ordinary = all(o.layout == "contiguous" and o.values in ("normal", "positive", "ties", "ids") for o in operands)
+        if not ordinary or not any(_is_number(o) for o in operands) or max(sizes) > ROOM:
+            continue
+        types = (*[o.dtype for o in operands], template.build(*template.tensors()).dtype.name)
+        if sum(sizes) > largest.get(types, (-1, template))[0]:
+            largest[types] = sum(sizes), template
+    for _, template in largest.values():
+        operands = tuple([o._replace(values="ends") if _is_number(o) else o for o in template.operands])
+        yield case(template.op, *operands, build=template.build, tag=f"to-{template.build(*template.tensors()).dtype}")
+
+
+def _is_number(operand: Operand) -> bool:
+    """Whether an operand is integers that are no indices."""
+    return operand.values != "ids" and as_dtype(operand.dtype).is_integer
+
+
 # --- types ----------------------------------------------------------------------------------------------------------
 
 MIXED: Final = (("f16", "f32"), ("bf16", "f32"), ("f32", "f16"))
@@ -163,6 +196,79 @@ def _unconverted(build: Callable[..., Tensor], i: int, dtype: str, *xs: Tensor) 
     srcs = list(known.srcs)
     srcs[[s is stand_in for s in srcs].index(True)] = xs[i]
     return node(known.op, tuple(srcs), known.attrs)
+
+
+# --- attributes -----------------------------------------------------------------------------------------------------
+
+WHOLE: Final = {"head_softmax": "softmax"}
+"""Operations that another one's builder makes too, with the same attributes; so do those of gradients."""
+
+
+def defaults(op: str) -> dict[str, Any]:
+    """What the builder of an operation has by default, by the name of the attribute; without those that it works out
+    from the operands (``None``)."""
+    whole = OPS.get(WHOLE.get(op, op.removesuffix("_backward")))
+    build = OPS[op].build or (None if whole is None else whole.build)
+    parameters = {} if build is None else signature(build).parameters
+    numbers = {name: p.default for name, p in parameters.items() if isinstance(p.default, (bool, int, float, str))}
+    return {name: value for name, value in numbers.items() if not name.startswith("axis")}
+
+
+ORDINARY: Final = ("normal", "positive", "negative", "fraction", "ids", "mask")
+"""Values with which every attribute makes sense."""
+
+OF_OTHERS: Final = {"max_bias", "interleaved"}
+"""Attributes of which builders take no others than the default without a mask, or without sections."""
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether an attribute has the value that the builder has by default: one number for all axes, or for all sides."""
+    return all(is_default(v, default) for v in value) if isinstance(value, tuple) else bool(value == default)
+
+
+def _filled(value: Any, default: Any) -> Any:
+    """The default in the form of ``value``."""
+    return tuple([_filled(v, default) for v in value]) if isinstance(value, tuple) else default
+
+
+def _attributes(op: str, ordinary: list[Case]) -> Iterator[Case]:
+    """For each number of operands, and each attribute with a default, the default and another value, as far as the
+    cases of the family leave them out. Other values are those of cases with other operands."""
+    by_count: dict[int, list[tuple[Case, dict[str, Any]]]] = {}
+    built = [(template, the_node(template.build(*template.tensors()))) for template in ordinary]
+    built.sort(key=lambda pair: (pair[1].size > ROOM, -pair[1].size))  # one element tells little
+    for template, found in built:
+        by_count.setdefault(len(found.srcs), []).append((template, found.attrs))
+    known = [attrs for group in by_count.values() for _, attrs in group]
+    for count, group in by_count.items():
+        for name, default in defaults(op).items():
+            seen = [attrs[name] for _, attrs in group if name in attrs]
+            others = [attrs[name] for attrs in known if name in attrs and not is_default(attrs[name], default)]
+            wanted = [_filled(seen[0], default)] if seen and not any(is_default(v, default) for v in seen) else []
+            masked = any(o.values == "mask" for o in group[0][0].operands)
+            if seen and all(is_default(v, default) for v in seen) and (masked or name not in OF_OTHERS):
+                wanted = others
+            yield from _with_attribute([template for template, _ in group], name, wanted, f"{name}-{count}")
+
+
+def _with_attribute(templates: list[Case], name: str, values: list[Any], tag: str) -> Iterator[Case]:
+    """The first case that some value of an attribute fits."""
+    for template in templates:
+        for value in values:
+            build = partial(_rebuilt, template.build, {name: value})
+            try:
+                build(*template.tensors())
+            except (OpweaveError, ValueError):
+                continue  # the value belongs to other operands
+            yield case(template.op, *template.operands, build=build, tag=f"with-{tag}")
+            return
+
+
+def _rebuilt(build: Callable[..., Tensor], attrs: dict[str, Any], *xs: Tensor) -> Tensor:
+    """The node that ``build`` makes, with other attributes."""
+    known = the_node(build(*xs))
+    assert known.op is not None
+    return node(known.op, known.srcs, {**known.attrs, **attrs})
 
 
 # --- aliasing -------------------------------------------------------------------------------------------------------

@@ -34,5 +34,7 @@ def cases() -> Iterator[Case]:
         yield case("solve_triangular", a, b, upper=True)
         for square in ((1, 1), (4, 4), (7, 4, 4), (2, 3, 16, 16)):
             yield case("sinkhorn", Operand(square, dtype), iterations=3)
+        yield case("sinkhorn", Operand((4, 4), dtype), tag="as-usual")
+        yield case("sinkhorn", Operand((4, 4), dtype), iterations=3, eps=0.125, tag="eps")
         for layout in LAYOUTS:
             yield case("sinkhorn", Operand((4, 4), dtype, layout), iterations=2)

@@ -27,6 +27,7 @@ def cases() -> Iterator[Case]:
             yield case("softmax", x, scale=0.125, tag="scaled")
             for mask in dict.fromkeys((shape, shape[-2:], shape[-1:], (*shape[:-1], 1))):
                 yield case("softmax", x, mask=Operand(mask, dtype, values="mask"), scale=0.5)
+            yield case("softmax", x, mask=Operand(shape, dtype, values="mask"), tag="unscaled")
             yield case("layer_norm", x)
             yield case("layer_norm", x, row)
             yield case("layer_norm", x, row, row)
@@ -49,6 +50,7 @@ def cases() -> Iterator[Case]:
             yield case("group_norm", x, groups=groups, tag=f"groups{groups}")
             yield case("group_norm", x, weight=each, groups=groups, tag=f"groups{groups}")
             yield case("group_norm", x, weight=each, bias=each, groups=groups, tag=f"groups{groups}")
+            yield case("group_norm", x, groups=groups, eps=0.5, tag=f"groups{groups}-eps")
         for layout in LAYOUTS:
             for shape in STRIDED:
                 x = Operand(shape, dtype, layout)

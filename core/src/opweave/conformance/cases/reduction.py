@@ -25,6 +25,8 @@ AXES: Final[tuple[tuple[Shape, tuple[int, ...] | None], ...]] = (
     ((2, 3, 4, 5), (0, 2)),
     ((300, 2, 9), (0, 2)),
 )
+WHOLE_RANGE: Final = AXES[1:2] + AXES[6:12]
+"""Shapes and axes in which integers of the whole range of their type are reduced: libraries choose by these."""
 
 
 def cases() -> Iterator[Case]:
@@ -45,6 +47,10 @@ def cases() -> Iterator[Case]:
                     if name == "var" and layout == "broadcast" and axis == 0:
                         continue  # of equal elements the variance is only the rounding of their mean
                     yield case(name, Operand((5, 17), dtype, layout), axis=axis, tag=f"axes{axis}")
+            if as_dtype(dtype).is_integer:
+                for shape, axes in WHOLE_RANGE:
+                    tag = "all" if axes is None else "axes" + "".join(map(str, axes))
+                    yield case(name, Operand(shape, dtype, values="ends"), axis=axes, tag=tag)
             # Long and with gaps: what kernels add up in stages, with something left over.
             yield case(name, Operand((301, 3), dtype, "sliced"), axis=None, tag="all")
             if as_dtype(dtype).is_float:

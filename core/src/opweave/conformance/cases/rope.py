@@ -25,6 +25,7 @@ def cases() -> Iterator[Case]:
                 ("dims", {"dims": 10}),
                 ("base", {"base": 1e6, "scale": 0.5}),
                 ("yarn", YARN),
+                ("betas", {**YARN, "beta_fast": 8.0, "beta_slow": 0.5}),
                 ("attn", {"attn_factor": 1.5}),
             ):
                 yield case("rope", x, tokens, pairing=pairing, **options, tag=f"{pairing}-{tag}")
@@ -39,6 +40,9 @@ def cases() -> Iterator[Case]:
         factors = Operand((8,), "f64" if dtype == "f64" else "f32", values="positive")
         for pairing in ("adjacent", "half"):
             yield case("rope", x, tokens, factors, pairing=pairing, tag=f"{pairing}-factors")
+            both: dict[str, Any] = {"base": 500.0, **YARN, "beta_fast": 8.0, "beta_slow": 0.5}
+            yield case("rope", x, tokens, factors, pairing=pairing, **both, tag=f"{pairing}-factors-yarn")
+            yield case("rope", x, sections, factors, pairing=pairing, **turns, tag=f"{pairing}-factors-interleaved")
         yield case("rope", x, tokens, factors._replace(layout="sliced"), pairing="half", tag="factors")
         for layout in LAYOUTS:
             for pairing in ("adjacent", "half"):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import onnx
+
 from opweave.contract import Step
 from opweave.formats.onnx_operators import ONNX_OPERATORS, OnnxOperator
 from opweave.graph.dtypes import bool_
 from opweave.graph.layout import broadcast_shapes
 from opweave.graph.opdef import OPS
 from opweave_ort.kernels.table import F32, FLOATS, NUMBERS, PLAIN, emits
-from opweave_ort.model import Model, Operand
+from opweave_ort.model import OPSET, Model, Operand
 
 __all__ = ["OPERATORS", "one_operator"]
 
@@ -52,10 +54,12 @@ _NOT_OF_BOOLS: Final = {"less", "less_equal", "where"}
 def _in_the_row(step: Step) -> str | None:
     if step.op in _NOT_OF_BOOLS and step.srcs[-1].dtype is bool_:
         return "the operator takes no bools"
-    for name, value in OPERATORS[step.op].where.items():
+    row = OPERATORS[step.op]
+    for name, value in row.where.items():
         if step.attrs[name] != value:
             return f"{name} is not {value}"
-    return None
+    most = onnx.defs.get_schema(row.onnx, OPSET).max_input
+    return f"{row.onnx} takes no more than {most} operands" if len(step.srcs) > most else None
 
 
 for _row in ONNX_OPERATORS:

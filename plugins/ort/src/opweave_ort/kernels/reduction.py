@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from opweave.graph.dtypes import bool_, f32, f64, i32, i64
-from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
+from opweave_ort.kernels.table import INTEGERS, NUMBERS, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
 _REDUCTIONS: Final = {
@@ -20,10 +20,22 @@ def _reduce(m: Model, kind: str, value: str, axes: tuple[int, ...], keep: bool =
     return m(kind, value, m.integers(*axes), keepdims=int(keep), noop_with_empty_axes=1)
 
 
-@emits("mean", "prod")
-@emits("sum", dtypes=NUMBERS)
+@emits("mean", "prod", "sum")
 def reduce(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
     return _reduce(m, _REDUCTIONS[op], m.expanded(x), axes)
+
+
+@emits("sum", dtypes=INTEGERS)
+def sum_of_integers(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
+    """A product with ones: ONNX Runtime's ReduceSum adds up integers in f64, its MatMul in their own type."""
+    value, kept = m.expanded(x), [axis for axis in range(len(x.shape)) if axis not in axes]
+    order, count = [*kept, *axes], prod([x.shape[axis] for axis in axes])
+    if not count:
+        return m("Expand", m.constant(0, out.dtype), m.integers(*out.shape))
+    if order != sorted(order):
+        value = m("Transpose", value, perm=order)
+    ones = m("Expand", m.constant(1, out.dtype), m.integers(count, 1))
+    return m.reshape(m("MatMul", m.reshape(value, (prod(out.shape), count)), ones), out.shape)
 
 
 @emits("max", "min", dtypes=NUMBERS)
