@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 import opweave as ow
+from opweave.conformance import CASES
+from opweave.conformance.trial import the_node
 from opweave.contract import Offloading, Step
 from opweave.contract.offloading import Rates, flops
 from opweave.graph.dtypes import as_dtype
@@ -37,6 +39,14 @@ def test_operations_are_counted_by_their_definitions():
     assert flops(step(ow.matmul(x, w.T))) == 2 * 8 * 32 * 16
     state = ow.state("s", (8, 32))
     assert flops(step(ow.assign(state, x))) == state.op.flops(state) if state.op else True
+
+
+@pytest.mark.parametrize("op", sorted({case.op for case in CASES}))
+def test_steps_of_every_operation_are_counted_as_its_nodes_are(op):
+    """The functions of definitions read what they like of a node: its dtype, the number of its axes."""
+    for case in [case for case in CASES if case.op == op][::20]:
+        node = the_node(case.build(*case.tensors()))
+        assert flops(step(node)) == node.op.flops(node), case.id
 
 
 @pytest.mark.parametrize(("rows", "pays"), [(1, False), (15, False), (16, True), (1000, True)])

@@ -46,9 +46,11 @@ def flops(step: Step) -> int:
     """Floating-point operations of a step, by ``OpDef.flops`` of its operation."""
     op = OPS[step.op]
     written: tuple[Any, ...] = (step.out,) if op.writes else ()
+    out = step.out
     node = SimpleNamespace(
-        op=op, srcs=(*written, *step.srcs), attrs=step.attrs, shape=step.out.shape, size=step.out.size
-    )
+        op=op, srcs=(*written, *step.srcs), attrs=step.attrs, dtype=out.dtype, shape=out.shape, ndim=len(out.shape),
+        size=out.size, nbytes=out.nbytes,
+    )  # fmt: skip
     return op.flops(node)  # type: ignore[arg-type]  # has the attributes that `flops` functions read
 
 
