@@ -154,6 +154,17 @@ def test_rows_far_from_each_other_are_transferred_one_by_one():
         assert (buffer.read(5, pitch - 5) == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2, 0, 100), "bf16"), ((2, 9, 0), "f32"), ((2, 9, 0), "q4_k"), ((0,), "i64")]
+)
+def test_states_without_elements_are_written_and_read_as_any_other(device, shape, dtype):
+    for where in (None, device):
+        state = ow.state("empty", shape, dtype, device=where)
+        values = np.zeros(shape, np.uint8 if dtype == "q4_k" else state.dtype.numpy)
+        ow.write(state, ow.Blocks(values, shape, state.dtype) if dtype == "q4_k" else values)
+        assert ow.read(state).shape == shape
+
+
 def test_what_is_wrong_is_said_before_anything_is_written(device):
     state = ow.state("cache", (4, 6), device=device)
     x = ow.input("x", (2, 6))
