@@ -15,6 +15,7 @@ from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
+from opweave.cli.fuzz import run_fuzz
 from opweave.cli.output import accept_any_text, plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
@@ -27,7 +28,7 @@ from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "doctor", "plugins", "profile", "weights", "what-if")
+_COMMANDS = ("conformance", "devices", "doctor", "fuzz", "plugins", "profile", "weights", "what-if")
 _PACKAGES = {"onnx": "opweave-onnx", "opencl": "opweave-opencl", "serve-devices": "opweave-remote"}
 """Commands of this project's other packages, which may not be installed."""
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -54,6 +55,7 @@ def build_app() -> typer.Typer:
     app.command("doctor")(_doctor)
     app.command("plugins")(_plugins)
     app.command("conformance")(_conformance)
+    app.command("fuzz")(_fuzz)
     app.command("profile")(_profile)
     app.command("weights")(_weights)
     app.command("what-if")(_what_if)
@@ -193,6 +195,38 @@ def _conformance(
         name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
         seconds=timeout,
     )  # fmt: skip
+    if not right:
+        raise typer.Exit(1)
+
+
+def _fuzz(
+    devices: Annotated[
+        list[str] | None, typer.Argument(help="Devices; default: all but host.", metavar="[DEVICES]")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="N", min=0, help="How long; shrinking what fails comes on top.")
+    ] = 60,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Which sequence of graphs.")] = 0,
+    case: Annotated[
+        int | None, typer.Option("--case", metavar="N", min=0, help="Only this graph of the sequence.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of one graph.")
+    ] = 120,
+    largest: Annotated[
+        int, typer.Option("--largest", metavar="N", min=1, help="Elements of the largest operands, about.")
+    ] = 1_000_003,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write a script for each failure here.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Try random graphs on devices and mixes of them against the references; failures are shrunk to scripts."""
+    names = devices or []
+    leave_out_deadly(names)
+    right = run_fuzz(
+        names, seconds=seconds, seed=seed, case=case, timeout=timeout, largest=largest, out=out, as_json=as_json
+    )
     if not right:
         raise typer.Exit(1)
 

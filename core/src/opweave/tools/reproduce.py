@@ -13,7 +13,7 @@ from opweave.graph.dtypes import DType
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf
 
-__all__ = ["write_script"]
+__all__ = ["literal", "write_script"]
 
 Array = np.ndarray[Any, Any]
 
@@ -125,17 +125,23 @@ def write_script(
 
 
 def _attrs(tensor: Tensor) -> str:
-    def word(value: Any) -> str:
-        if isinstance(value, DType):
-            return f"ow.as_dtype({value.name!r})"
-        if isinstance(value, tuple):
-            return f"({''.join(f'{word(v)}, ' for v in value)})"
-        if isinstance(value, slice):
-            return f"slice({value.start!r}, {value.stop!r}, {value.step!r})"
-        if value is None or isinstance(value, (bool, int, str)):
-            return repr(value)
-        if isinstance(value, float):
-            return f"float({str(value)!r})"
-        raise SchedulerError(f"{tensor.describe()} has the attribute {value!r}, which cannot be written into a script")
+    try:
+        return "{" + ", ".join(f"{k!r}: {literal(v)}" for k, v in tensor.attrs.items()) + "}"
+    except SchedulerError as error:
+        raise SchedulerError(f"{tensor.describe()} has {error}") from None
 
-    return "{" + ", ".join(f"{k!r}: {word(v)}" for k, v in tensor.attrs.items()) + "}"
+
+def literal(value: Any) -> str:
+    """The value of an attribute as a Python expression, in which opweave is ``ow``; raises `SchedulerError` for one
+    that has none, as a function."""
+    if isinstance(value, DType):
+        return f"ow.as_dtype({value.name!r})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, slice):
+        return f"slice({value.start!r}, {value.stop!r}, {value.step!r})"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return f"float({str(value)!r})"
+    raise SchedulerError(f"the attribute {value!r}, which cannot be written into a script")
