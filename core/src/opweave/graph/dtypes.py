@@ -15,7 +15,7 @@ from opweave.errors import DTypeError, UnknownNameError
 
 __all__ = [
     "DTYPES", "FLOATS", "HALVES", "INTEGERS", "NUMBERS", "PLAIN", "QUANTIZED", "STORED", "WIDE",
-    "DType", "DTypeLike", "as_dtype", "promote",
+    "DType", "DTypeLike", "as_dtype", "promote", "wide_type",
 ]  # fmt: skip
 
 
@@ -192,6 +192,12 @@ def _unknown(name: str) -> UnknownNameError:
     # Suggestions would be names of other formats.
     return UnknownNameError("dtype", name, (), f"(a block type that is not supported; there are {', '.join(blocks)}: "
                             "requantize, or pass decoded weights)")  # fmt: skip
+
+
+def wide_type(dtype: DType) -> DType:
+    """The type in which values of ``dtype`` are computed between operations: f32 for floats narrower than that, else
+    the type itself."""
+    return f32 if dtype.is_float and dtype.itemsize < f32.itemsize else dtype
 
 
 def promote(a: DType, b: DType) -> DType:

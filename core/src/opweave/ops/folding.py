@@ -16,7 +16,7 @@ from opweave.ops.convolution import col2im
 from opweave.ops.elementwise import add
 from opweave.ops.indexing import embedding
 from opweave.ops.movement import expand_dims, reshape, transpose
-from opweave.ops.operands import floating, floats, misfit, unquantized
+from opweave.ops.operands import composite, floating, floats, misfit, unquantized
 from opweave.ops.windows import as_lengths
 
 __all__ = ["add_relative_positions", "col2im1d", "relative_positions", "window_partition", "window_unpartition"]
@@ -149,5 +149,10 @@ def add_relative_positions(scores: Any, vertical: Any, horizontal: Any) -> Tenso
         needs = ("scores (batch, height · width, key_height · key_width) and (batch, height, width, key_height) and "
                  "(…, key_width)")  # fmt: skip
         raise misfit("add_relative_positions", needs, y, v, h)
+    return _with_distances(y, v, h)
+
+
+@composite
+def _with_distances(y: Tensor, v: Tensor, h: Tensor) -> Tensor:
     grid = reshape(y, (*v.shape, h.shape[3]))
     return reshape(add(add(grid, expand_dims(v, -1)), expand_dims(h, -2)), y.shape)

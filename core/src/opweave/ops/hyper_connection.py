@@ -12,7 +12,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.elementwise import add, mul
 from opweave.ops.matmul import matmul
 from opweave.ops.movement import expand_dims, squeeze, swapaxes
-from opweave.ops.operands import floats, misfit
+from opweave.ops.operands import composite, floats, misfit
 
 __all__ = ["hyper_connection_post", "hyper_connection_pre"]
 
@@ -67,4 +67,9 @@ def hyper_connection_post(x: Any, streams: Any, weights: Any, mixing: Any) -> Te
     ):
         needs = "x (..., size), streams (..., n, size), weights (..., n) and mixing (..., n, n)"
         raise misfit("hyper_connection_post", needs, y, old, w, mixed)
+    return _mixed(y, old, w, mixed)
+
+
+@composite
+def _mixed(y: Tensor, old: Tensor, w: Tensor, mixed: Tensor) -> Tensor:
     return add(mul(expand_dims(w, -1), expand_dims(y, -2)), matmul(swapaxes(mixed, -1, -2), old))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from opweave.errors import DTypeError, ShapeError, UnknownNameError
-from opweave.graph.dtypes import bool_, f32, f64
+from opweave.graph.dtypes import bool_, wide_type
 from opweave.graph.tensor import Tensor
 from opweave.ops.elementwise import square, sub
 from opweave.ops.indexing import take_along_axis
@@ -48,7 +48,7 @@ def mse_loss(x: Any, target: Any, reduction: Reduction = "mean") -> Tensor:
         DTypeError: a quantized operand.
         UnknownNameError: no such reduction.
     """
-    a, b = [cast(v, f64 if v.dtype is f64 else f32) for v in float_pair("mse_loss", x, target)]
+    a, b = [cast(v, wide_type(v.dtype)) for v in float_pair("mse_loss", x, target)]
     return _reduced("mse_loss", square(sub(a, b)), reduction)
 
 
@@ -85,7 +85,7 @@ def cross_entropy(
         UnknownNameError: no such reduction.
     """
     x = floating("cross_entropy", logits)
-    x = cast(x, f64 if x.dtype is f64 else f32)
+    x = cast(x, wide_type(x.dtype))
     at = as_axis("cross_entropy", axis, x)
     t = make("cross_entropy", target)
     plain("cross_entropy", t)

@@ -4,23 +4,24 @@ operation and the operand."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from operator import index as as_index
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from opweave.errors import BoundsError, DTypeError, LayoutError, OpweaveError, ShapeError
 from opweave.graph import opdef
-from opweave.graph.dtypes import DType, bool_, f32, f64, i32, i64, promote
+from opweave.graph.dtypes import DType, bool_, f32, f64, i32, i64, promote, wide_type
 from opweave.graph.layout import Shape, broadcast_shapes, normalize_axis
 from opweave.graph.opdef import OpDef, define_op
 from opweave.graph.tensor import Tensor, as_tensor, constant, shows_columns_of_blocks
 
 __all__ = [
     "Array", "Number", "added", "as_axis", "as_fill", "as_flag", "as_ids", "as_integer", "as_mask", "as_number",
-    "broadcast_to", "builds", "cast", "check_shape_of", "explain", "float_and_number", "float_pair", "floating",
-    "floats", "is_number", "make", "misfit", "no_bools", "optional_operands", "pair", "plain", "promoted", "rows",
-    "shows_columns_of_blocks", "unquantized", "wide", "wide_weights",
+    "broadcast_to", "builds", "cast", "check_shape_of", "composite", "explain", "float_and_number", "float_pair",
+    "floating", "floats", "is_number", "make", "misfit", "no_bools", "optional_operands", "pair", "plain", "promoted",
+    "rows", "shows_columns_of_blocks", "unquantized", "wide", "wide_weights", "widened",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -28,6 +29,7 @@ Number = bool | int | float
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=OpweaveError)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def builds(op: OpDef) -> Callable[[F], F]:
@@ -264,6 +266,50 @@ def as_ids(op: str, what: str, value: Any) -> Tensor:
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """``x`` in another type; itself if it has it."""
     return x if x.dtype is dtype else opdef.build("cast", x, dtype)
+
+
+def composite(build: Callable[P, T]) -> Callable[P, T]:
+    """Decorator for a function that makes one operation of several nodes: it computes as one node would. Operands of
+    half types are f32 between the nodes, which neither overflow nor lose digits that one operation would keep, and a
+    result in f32 is rounded once, to the common type of the operands of float types.
+
+    Operands are the tensors among the arguments, and in lists and tuples among these. Results are a tensor, or a tuple
+    or list of tensors and other values, which are returned as they are.
+    """
+
+    @wraps(build)
+    def built(*args: P.args, **kwargs: P.kwargs) -> T:
+        found = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if t.dtype.is_float and t.dtype.block == 1]
+        if not any(dtype.is_half for dtype in found):
+            return build(*args, **kwargs)
+        common = reduce(promote, found)
+        given: Any = [_each(a, widened) for a in args]
+        named: Any = {name: _each(a, widened) for name, a in kwargs.items()}
+        made: T = _each(build(*given, **named), lambda t: cast(t, common) if t.dtype is wide_type(common) else t)
+        return made
+
+    return built
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in f32 if it is of a half type, else itself."""
+    return cast(x, wide_type(x.dtype)) if x.dtype.is_half else x
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested lists and tuples."""
+    if isinstance(value, list) or type(value) is tuple:
+        return [t for v in value for t in _tensors(v)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with the function applied to the tensors in nested lists and tuples."""
+    if isinstance(value, list):
+        return [_each(v, function) for v in value]
+    if type(value) is tuple:
+        return tuple([_each(v, function) for v in value])
+    return function(value) if isinstance(value, Tensor) else value
 
 
 def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 
 from opweave.errors import DTypeError, OpweaveError, ShapeError
 from opweave.graph import opdef
-from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64, i64
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64, i64, wide_type
 from opweave.graph.layout import Shape, check_shape
 from opweave.graph.opdef import Limits, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
@@ -211,7 +211,7 @@ def bernoulli(shape: Any, key: Any, counter: Any, p: Any = 0.5, dtype: DTypeLike
     if is_number(p) and not 0 <= p <= 1:
         raise DTypeError(f"bernoulli: p is a probability, from 0 to 1, not {p!r}")
     limit = constant(float(p), f32) if is_number(p) else floating("bernoulli", p)
-    drawn = uniform(shape, key, counter, f64 if limit.dtype is f64 else f32)
+    drawn = uniform(shape, key, counter, wide_type(limit.dtype))
     if limit.shape != drawn.shape:
         try:
             limit = broadcast_to(limit, drawn.shape)

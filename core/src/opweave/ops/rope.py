@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, f32, f64
+from opweave.graph.dtypes import DType, wide_type
 from opweave.graph.layout import Shape, Strides
 from opweave.graph.opdef import OpDef, build, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
@@ -150,17 +150,12 @@ def _rope_infer(
     check_shape_of("rope", "the positions", positions, want, f"for {x.describe()}")
     if factors is not None and factors.shape != (dims // 2,):
         raise misfit("rope", f"({dims // 2},) frequency factors, one a pair", factors)
-    if factors is not None and factors.dtype is not _factor_dtype(x.dtype):
+    if factors is not None and factors.dtype is not wide_type(x.dtype):
         raise DTypeError(
-            f"rope: frequency factors are {_factor_dtype(x.dtype)} where x is {x.dtype}, as angles are computed in "
+            f"rope: frequency factors are {wide_type(x.dtype)} where x is {x.dtype}, as angles are computed in "
             f"it; got {factors.describe()}"
         )
     return x.shape, x.dtype
-
-
-def _factor_dtype(dtype: DType) -> DType:
-    """The type of frequency factors: they are multiplied by positions, so in a half type angles would be wrong."""
-    return f64 if dtype is f64 else f32
 
 
 def _rope(
@@ -289,9 +284,9 @@ def rope(
         raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
     if y.ndim < 2:
         raise misfit("rope", "x (..., tokens, size)", y)
-    divisors = None if factors is None else cast(unquantized("rope", factors), _factor_dtype(y.dtype))
+    divisors = None if factors is None else cast(unquantized("rope", factors), wide_type(y.dtype))
     if anew:
-        own = constant(_restarting(parts, attrs["base"]), _factor_dtype(y.dtype))
+        own = constant(_restarting(parts, attrs["base"]), wide_type(y.dtype))
         divisors = own if divisors is None else mul(own, divisors)
     moved = y[..., before:] if before else y
     srcs = (moved, _spread_positions(at, moved, parts))

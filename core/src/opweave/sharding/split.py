@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opweave.errors import LayoutError
-from opweave.graph.dtypes import DType
+from opweave.graph.dtypes import DType, wide_type
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import OpDef
 from opweave.graph.scope import SCOPE
@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
 from opweave.ops.matmul import LINEAR, MATMUL
 from opweave.ops.selection import where
-from opweave.sharding.values import NO_LINKS, Links, Spread, Values, cast_on, wide_type
+from opweave.sharding.values import NO_LINKS, Links, Spread, Values, cast_on
 from opweave.sharding.ways import SUM, Way, ways
 
 __all__ = ["SplitGraph", "again", "split_graph"]

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from opweave.contract.collectives import CollectiveKind
-from opweave.graph.dtypes import DType, f32
+from opweave.graph.dtypes import DType, wide_type
 from opweave.graph.opdef import OpDef, find_op
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, node
@@ -30,7 +30,7 @@ from opweave.ops.movement import broadcast_to, slice
 from opweave.sharding.ways import SUM
 
 __all__ = [
-    "NO_LINKS", "Collective", "Links", "Spread", "Values", "cast_on", "even_cuts", "slice_along", "wide_type",
+    "NO_LINKS", "Collective", "Links", "Spread", "Values", "cast_on", "even_cuts", "slice_along",
 ]  # fmt: skip
 
 SMALL: Final = 1 << 16
@@ -281,11 +281,6 @@ def slice_along(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
 def even_cuts(length: int, count: int) -> tuple[int, ...]:
     """Where an axis is cut into nearly equal parts."""
     return tuple([length * i // count for i in range(count + 1)])
-
-
-def wide_type(dtype: DType) -> DType:
-    """The type in which partial sums of a type are computed and added."""
-    return f32 if dtype.is_float and dtype.itemsize < f32.itemsize else dtype
 
 
 def _sum(terms: Sequence[Tensor], bias: Tensor | None, wide: DType, device: str) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave import ops
 from opweave.errors import DTypeError, SchedulerError
-from opweave.graph.dtypes import DType, bf16, f16, f32, f64
+from opweave.graph.dtypes import DType, bf16, f16, f32, f64, wide_type
 from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
@@ -65,7 +65,7 @@ class Optimizer:
 
     def _beside(self, what: str) -> dict[str, Tensor]:
         """A state ``NAME.what`` of zeros for each parameter, of its shape, in f32 at least."""
-        return {name: self._state(f"{name}.{what}", p.shape, _wide(p.dtype)) for name, p in self.params.items()}
+        return {name: self._state(f"{name}.{what}", p.shape, wide_type(p.dtype)) for name, p in self.params.items()}
 
     def step(self, grads: Mapping[str, Tensor], lr: Rate, when: Tensor | None = None) -> dict[str, Tensor]:
         """One step.
@@ -212,11 +212,6 @@ class AdamW(Optimizer):
         return change, {f"{name}.first_moment": first, f"{name}.second_moment": second}
 
 
-def _wide(dtype: DType) -> DType:
-    """f64 stays, others become f32."""
-    return f64 if dtype is f64 else f32
-
-
 def as_share(op: str, what: str, value: Any) -> float:
     """``value`` as a number from 0 up to but without 1; raises `DTypeError`."""
     number = as_number(op, what, value)
@@ -298,7 +293,7 @@ class LossScale:
 
     def unscaled(self, grads: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """The gradients divided by the scale, in f32 at least, and whether all of them are finite (bool, shape ())."""
-        return {name: ops.cast(g, _wide(g.dtype)) / self.scale for name, g in grads.items()}, all_finite(grads)
+        return {name: ops.cast(g, wide_type(g.dtype)) / self.scale for name, g in grads.items()}, all_finite(grads)
 
     def update(self, finite: Tensor) -> dict[str, Tensor]:
         """The next versions of the states."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from opweave import ops
 from opweave.errors import SchedulerError, ShapeError
-from opweave.graph.dtypes import DType, as_dtype, f32, i64
+from opweave.graph.dtypes import as_dtype, f32, i64, wide_type
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor, input
 from opweave.leaves import state
@@ -60,7 +60,7 @@ class StepGraphs:
         self._parts: Final = accumulate * replicas
         self._order: list[str] = []  # of the gradients, as the backward graph finds them
         self.sums: Final = (
-            {name: state(f"{name}.accumulated", p.shape, _wide(p.dtype)) for name, p in optimizer.params.items()}
+            {name: state(f"{name}.accumulated", p.shape, wide_type(p.dtype)) for name, p in optimizer.params.items()}
             if accumulate > 1
             else {}
         )
@@ -108,7 +108,7 @@ class StepGraphs:
             made = self._forward(batch, i, training=True)
             grads = self._grads(made[_named("loss", i)])
             if self._parts > 1:
-                grads = {name: ops.cast(g * (1 / self._parts), _wide(g.dtype)) for name, g in grads.items()}
+                grads = {name: ops.cast(g * (1 / self._parts), wide_type(g.dtype)) for name, g in grads.items()}
             outputs |= made
             found.append(grads)
         return outputs, found
@@ -171,7 +171,3 @@ class StepGraphs:
 
 def _named(name: str, replica: int) -> str:
     return f"{name}.{replica}" if replica else name
-
-
-def _wide(dtype: DType) -> DType:
-    return dtype if dtype.itemsize >= f32.itemsize else f32

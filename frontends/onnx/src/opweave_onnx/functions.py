@@ -13,7 +13,9 @@ from onnx import FunctionProto, NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from opweave.errors import FormatError
+from opweave.graph.dtypes import HALVES, as_dtype
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.graphs import Graph, Node, Value, domain_of, parse_nodes
 from opweave_onnx.operators import Operator
 from opweave_onnx.tensors import Arrays, elem_of
@@ -94,12 +96,20 @@ def has_function(node: Node) -> bool:
 
 
 def standard_function(call: Call, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Build a node by the body that the standard defines for its operator.
+    """Build a node by the body that the standard defines for its operator. Half types are computed in f32: the operator
+    is one operation, of however many its body consists.
 
     Raises:
         UnsupportedOpError: the standard has no such operator, or defines no body for it.
         FormatError: inputs or attributes that the operator requires are missing.
     """
+    # Known values of half types become tensors, as `composite` converts tensors.
+    halves = [as_dtype(name).numpy for name in HALVES.split()]
+    given = [call.tensor(v) if isinstance(v, np.ndarray) and v.dtype in halves else v for v in inputs]
+    return composite(_by_body)(call, given)
+
+
+def _by_body(call: Call, inputs: Sequence[Any]) -> tuple[Any, ...]:
     node = call.node
     schema = _schema(node)
     if schema is None:

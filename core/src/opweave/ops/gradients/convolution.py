@@ -19,6 +19,7 @@ from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.gradients.movement import spread
 from opweave.ops.gradients.rules import gradient_of, zeros
 from opweave.ops.interpolation import axis_taps, tap_kind
+from opweave.ops.operands import composite, widened
 from opweave.ops.pooling import AVG_POOL1D, AVG_POOL2D, avg_pool_backward, max_pool_backward
 
 Pads = Sequence[tuple[int, int]]
@@ -91,10 +92,10 @@ def _weights(
         columns = ops.im2col(framed, w.shape[2:], dilation, (0,) * len(stride), stride)
         columns = ops.reshape(columns, (stop - start, groups, inputs, columns.shape[2]))
         rows = ops.reshape(grad[start:stop], (stop - start, groups, grad.shape[1] // groups, places))
-        part = ops.sum(ops.matmul(rows, ops.swapaxes(columns, -1, -2)), 0)
+        part = ops.sum(widened(ops.matmul(rows, ops.swapaxes(columns, -1, -2))), 0)
         total = part if total is None else total + part
     assert total is not None
-    return ops.reshape(total, w.shape)
+    return ops.reshape(ops.cast(total, w.dtype), w.shape)
 
 
 def _bias(grad: Tensor) -> Tensor:
@@ -192,6 +193,7 @@ def _avg_pool_backward(grad: Tensor, out: Tensor, given: Tensor, *, size: Shape,
 
 
 @gradient_of("interpolate")
+@composite
 def _interpolate(
     grad: Tensor,
     out: Tensor,

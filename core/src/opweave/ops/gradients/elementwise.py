@@ -6,14 +6,15 @@ gradient of the inside for a bound of clamp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any, Final
 
 from opweave import ops
-from opweave.graph.dtypes import f16
 from opweave.graph.tensor import Tensor
 from opweave.ops.activation import QUICK, gelu_tanh_backward, relu_backward, silu_backward
 from opweave.ops.gradients.rules import gradient_of, vanishing
+from opweave.ops.operands import composite
 from opweave.ops.pooling import MAX_POOL_BACKWARD, max_pool_backward
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
@@ -38,6 +39,7 @@ def _mul(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tenso
 
 
 @gradient_of("div")
+@composite
 def _div(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     by = grad / b
     return by, -by * out
@@ -54,6 +56,7 @@ def _abs(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 
 @gradient_of("square")
+@composite
 def _square(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return 2.0 * grad * x
 
@@ -69,6 +72,7 @@ def _cast(grad: Tensor, out: Tensor, x: Tensor, *, dtype: Any) -> Tensor:
 
 
 @gradient_of("pow")
+@composite
 def _pow(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     base = ops.where(b, grad * (b * ops.pow(a, b - 1.0)), 0.0)  # 0 · 0⁻¹ would be NaN
     exponent = grad * (out * ops.log(a))
@@ -89,41 +93,49 @@ def _log(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 
 @gradient_of("expm1")
+@composite
 def _expm1(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * (out + 1.0)
 
 
 @gradient_of("log1p")
+@composite
 def _log1p(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad / (x + 1.0)
 
 
 @gradient_of("sin")
+@composite
 def _sin(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * ops.cos(x)
 
 
 @gradient_of("cos")
+@composite
 def _cos(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return -grad * ops.sin(x)
 
 
 @gradient_of("tanh")
+@composite
 def _tanh(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * (1.0 - ops.square(out))
 
 
 @gradient_of("sqrt")
+@composite
 def _sqrt(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return 0.5 * grad / out
 
 
 @gradient_of("rsqrt")
+@composite
 def _rsqrt(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return -0.5 * grad * out * ops.square(out)
 
 
 @gradient_of("reciprocal")
+@composite
 def _reciprocal(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return -grad * ops.square(out)
 
@@ -152,22 +164,26 @@ def _leaky_relu(grad: Tensor, out: Tensor, x: Tensor, *, negative_slope: float) 
 
 
 @gradient_of("elu")
+@composite
 def _elu(grad: Tensor, out: Tensor, x: Tensor, *, alpha: float) -> Tensor:
     return ops.where(ops.step(x), grad, grad * (alpha * ops.exp(ops.minimum(x, 0.0))))
 
 
 @gradient_of("xielu")
+@composite
 def _xielu(grad: Tensor, out: Tensor, x: Tensor, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
     slope = alpha_n * ops.where(ops.step(eps - x), ops.exp(ops.minimum(x, 0.0)), 0.0) + (beta - alpha_n)
     return grad * ops.where(ops.step(x), (2 * alpha_p) * x + beta, slope)
 
 
 @gradient_of("softplus")
+@composite
 def _softplus(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * ops.sigmoid(x)
 
 
 @gradient_of("sigmoid")
+@composite
 def _sigmoid(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return grad * (out * (1.0 - out))
 
@@ -183,6 +199,7 @@ def _hardsigmoid(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 
 @gradient_of("hardswish")
+@composite
 def _hardswish(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
     middle = grad * (x * (1 / 3) + 0.5)
     return ops.where(ops.step(x + 3.0), ops.where(ops.step(3.0 - x), middle, grad), 0.0)
@@ -194,6 +211,7 @@ def _silu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 
 @gradient_of("silu_backward")
+@composite
 def _silu_backward(grad: Tensor, out: Tensor, given: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     s = ops.sigmoid(x)
     return silu_backward(grad, x), grad * given * (s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s)))
@@ -205,6 +223,7 @@ def _gelu_tanh(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
 
 
 @gradient_of("gelu_tanh_backward")
+@composite
 def _gelu_tanh_backward(grad: Tensor, out: Tensor, given: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """With u = 2 √(2/π) (x + 0.044715 x³), of which gelu_tanh is x · sigmoid(u), and its first two derivatives."""
     k, squared = 2 * sqrt(2 / pi), ops.square(x)
@@ -222,7 +241,7 @@ def _silu_slope(x: Tensor, slope: float) -> Tensor:
 
 def _gelu_slope(x: Tensor) -> Tensor:
     """Φ(x) + x · φ(x), with the normal distribution Φ and its density φ. Φ is gelu(x) / x, near 0 its series."""
-    near = 2.0**-6 if x.dtype is f16 else 2.0**-16  # nearer to 0, gelu(x) loses digits, and x⁵ is negligible
+    near = 2.0**-16  # nearer to 0, gelu(x) loses digits, and x⁵ is negligible
     series = 0.5 + (x - ops.square(x) * x * (1 / 6)) * (1 / sqrt(2 * pi))
     distribution = ops.where(ops.step(ops.abs(x) - near), ops.gelu(x) / x, series)
     return distribution + x * ops.exp(-0.5 * ops.square(x)) * (1 / sqrt(2 * pi))
@@ -238,21 +257,25 @@ _SLOPES: Final = {
 }
 
 
-@gradient_of(*_SLOPES)
-def _weighed(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    assert out.op is not None
-    return grad * _SLOPES[out.op.name](x)
+def _weighed(slope: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return composite(lambda grad, out, x: grad * slope(x))
+
+
+for _name, _slope in _SLOPES.items():
+    gradient_of(_name)(_weighed(_slope))
 
 
 # --- gated units ----------------------------------------------------------------------------------------------------
 
 
 @gradient_of("reglu")
+@composite
 def _reglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     return grad * ops.relu(gate), relu_backward(grad * x, gate)
 
 
 @gradient_of("geglu")
+@composite
 def _geglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, approximate: str) -> tuple[Tensor, Tensor]:
     name = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}[approximate]
     dgate = gelu_tanh_backward(grad * x, gate) if name == "gelu_tanh" else grad * x * _SLOPES[name](gate)
@@ -260,11 +283,13 @@ def _geglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, approximate: s
 
 
 @gradient_of("swiglu")
+@composite
 def _swiglu(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     return grad * ops.silu(gate), silu_backward(grad * x, gate)
 
 
 @gradient_of("swiglu_oai")
+@composite
 def _swiglu_oai(
     grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, alpha: float, limit: float
 ) -> tuple[Tensor, Tensor]:

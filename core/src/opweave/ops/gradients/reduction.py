@@ -8,6 +8,7 @@ from opweave import ops
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
 from opweave.ops.gradients.rules import gradient_of, unreduced, vanishing
+from opweave.ops.operands import composite
 
 vanishing("argmax", "count_equal", "argsort", "top_k")
 
@@ -27,6 +28,7 @@ def _count(x: Tensor, axes: Shape) -> int:
 
 
 @gradient_of("prod")
+@composite
 def _prod(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
     """The gradient of an element is the product of all others. Without zeros that is the product divided by the
     element; with one zero it is the product of the others at the zero, and 0 elsewhere; with more zeros it is 0."""
@@ -37,6 +39,7 @@ def _prod(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
 
 
 @gradient_of("var")
+@composite
 def _var(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape, correction: float) -> Tensor:
     n = _count(x, axes)
     factor = 2 / (n - correction) if n > correction else inf
@@ -47,8 +50,13 @@ def _var(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape, correction: float
 def _extreme(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
     """Equal extremes share the gradient evenly, as with torch's ``amax``."""
     assert out.op is not None
+    return _shared(grad, out, x, axes, out.op.name == "max")
+
+
+@composite
+def _shared(grad: Tensor, out: Tensor, x: Tensor, axes: Shape, largest: bool) -> Tensor:
     best = unreduced(out, x, axes)
-    worse = ops.step(best - x if out.op.name == "max" else x - best)
+    worse = ops.step(best - x if largest else x - best)
     chosen = 1.0 - worse
     return ops.where(worse, 0.0, unreduced(grad / ops.sum(chosen, axes), x, axes))
 

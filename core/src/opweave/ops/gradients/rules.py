@@ -7,10 +7,11 @@ from math import prod
 from typing import Any, TypeVar
 
 from opweave import ops
-from opweave.graph.dtypes import DType, bf16, f16, f32
+from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
 from opweave.graph.opdef import find_op
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import widened
 
 __all__ = ["at_least_f32", "gradient_of", "mean_of", "rows_of", "sum_of", "unreduced", "vanishing", "zeros"]
 
@@ -42,7 +43,7 @@ def zeros(shape: Shape, dtype: DType) -> Tensor:
 
 def at_least_f32(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors, those of half types cast to f32, for gradients whose terms nearly cancel."""
-    return tuple([ops.cast(t, f32) if t.dtype in (f16, bf16) else t for t in tensors])
+    return tuple(map(widened, tensors))
 
 
 def sum_of(x: Tensor, axis: int = -1) -> Tensor:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.movement import axis_of, flat_from
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.trace import Call
+
+LARGEST_F16: Final = 65504
 
 
 @operator("LeakyRelu")
@@ -20,12 +25,14 @@ def _elu(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("Celu")
+@composite
 def _celu(call: Call, x: Tensor) -> Tensor:
     alpha = call.get("alpha", 1.0)
     return ow.maximum(x, 0.0) + ow.minimum(alpha * ow.expm1(x / alpha), 0.0)
 
 
 @operator("Selu")
+@composite
 def _selu(call: Call, x: Tensor) -> Tensor:
     alpha, gamma = call.get("alpha", 1.6732632423543772), call.get("gamma", 1.0507009873554805)
     return ow.mul(ow.elu(x, alpha), gamma)
@@ -59,11 +66,13 @@ def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("Softsign")
+@composite
 def _softsign(call: Call, x: Tensor) -> Tensor:
     return x / (ow.abs(x) + 1.0)
 
 
 @operator("Mish")
+@composite
 def _mish(call: Call, x: Tensor) -> Tensor:
     return x * ow.tanh(ow.softplus(x))
 
@@ -75,21 +84,25 @@ def _gelu(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("FastGelu", domain=MICROSOFT)
+@composite
 def _fast_gelu(call: Call, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return ow.gelu_tanh(x if bias is None else x + bias)
 
 
 @operator("QuickGelu", domain=MICROSOFT)
+@composite
 def _quick_gelu(call: Call, x: Tensor) -> Tensor:
     return x * ow.sigmoid(x * call.get("alpha", 1.702))
 
 
 @operator("BiasGelu", domain=MICROSOFT)
+@composite
 def _bias_gelu(call: Call, x: Tensor, bias: Tensor) -> Tensor:
     return ow.gelu(x + bias)
 
 
 @operator("Swish")
+@composite
 def _swish(call: Call, x: Tensor) -> Tensor:
     alpha = call.get("alpha", 1.0)
     return ow.silu(x) if alpha == 1.0 else x * ow.sigmoid(x * alpha)
@@ -98,15 +111,16 @@ def _swish(call: Call, x: Tensor) -> Tensor:
 @operator("Softmax", "LogSoftmax")
 def _softmax(call: Call, x: Tensor) -> Tensor:
     function = ow.softmax if call.node.op == "Softmax" else ow.log_softmax
-    if x.dtype.name == "f16" and call.node.op == "Softmax" and call.version >= 13:
-        # The body that the standard gives, which rounds each step: expected results of f16 depend on it.
-        axis = call.get("axis", -1)
+    axis = axis_of(x, call.get("axis", -1 if call.version >= 13 else 1))
+    if x.dtype.name == "f16" and call.node.op == "Softmax" and call.version >= 13 and x.shape[axis] <= LARGEST_F16:
+        # The body that the standard gives, which rounds each step: expected results of f16 depend on it. No power is
+        # larger than 1, so that longer axes only have sums beyond f16.
         powers = ow.exp(x - ow.max(x, axis, True))
         return powers / ow.sum(powers, axis, True)
     if call.version >= 13:
-        return function(x, call.get("axis", -1))
+        return function(x, axis)
     # Before version 13 all axes from this one on are one.
-    return ow.reshape(function(flat_from(x, axis_of(x, call.get("axis", 1))), -1), x.shape)
+    return ow.reshape(function(flat_from(x, axis), -1), x.shape)
 
 
 @operator("Hardmax")

@@ -12,6 +12,7 @@ import opweave as ow
 from opweave.formats.onnx_operators import ONNX_OPERATORS
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.host import HostOperation, host_operation
 from opweave_onnx.operators.patterns import as_gelu
 from opweave_onnx.operators.table import operator
@@ -140,11 +141,13 @@ def _max(call: Call, *inputs: Tensor) -> Tensor:
 
 
 @operator("Sum")
+@composite
 def _sum(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.add, inputs)
 
 
 @operator("Mean")
+@composite
 def _mean(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.add, inputs) / float(len(inputs))
 

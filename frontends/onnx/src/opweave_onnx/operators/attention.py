@@ -10,6 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
@@ -134,6 +135,7 @@ def _group_query_attention(
     return _joined(result), keys, values
 
 
+@composite
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """``x`` (batch, heads, tokens, size) rotated by the angles whose cosines and sines are given, shape (..., tokens,
     n / 2); elements from n on stay as they are."""

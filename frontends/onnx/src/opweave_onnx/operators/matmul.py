@@ -10,6 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
@@ -47,17 +48,19 @@ def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     if a.dtype.is_integer:
         result = product(a, ow.swapaxes(b, 0, 1) if call.get("transB", 0) else b)
         return result if c is None else result + c
-    if call.get("transB", 0):
-        simple = c is not None and c.shape == (b.shape[0],) and alpha == beta == 1.0
-        result = ow.linear(a, b, c if simple else None)
-        if simple:
-            return result
-    else:
-        result = ow.matmul(a, b)
+    turned = bool(call.get("transB", 0))
+    if alpha == 1.0 and (c is None or beta == 0.0):
+        return ow.linear(a, b) if turned else ow.matmul(a, b)
+    if turned and c is not None and c.shape == (b.shape[0],) and alpha == beta == 1.0:
+        return ow.linear(a, b, c)
+    return _scaled_product(a, b, None if beta == 0.0 else c, turned, alpha, beta)
+
+
+@composite
+def _scaled_product(a: Tensor, b: Tensor, c: Tensor | None, turned: bool, alpha: float, beta: float) -> Tensor:
+    result = ow.linear(a, b) if turned else ow.matmul(a, b)
     result = result if alpha == 1.0 else result * alpha
-    if c is None or beta == 0.0:
-        return result
-    return result + (c if beta == 1.0 else c * beta)
+    return result if c is None else result + (c if beta == 1.0 else c * beta)
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
@@ -67,8 +70,7 @@ def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     a = ow.swapaxes(a, -1, -2) if call.get("transA", 0) and a.ndim > 1 else a
     b = ow.swapaxes(b, -1, -2) if call.get("transB", 0) and b.ndim > 1 else b
     alpha = call.get("alpha", 1.0)
-    result = ow.matmul(a, b)
-    return result if alpha == 1.0 else result * alpha
+    return ow.matmul(a, b) if alpha == 1.0 else _scaled_product(a, b, None, False, alpha, 1.0)
 
 
 # --- sums over named axes -------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("Einsum")
 def _einsum(call: Call, *inputs: Tensor) -> Tensor:
-    return einsum(call.get("equation", ""), inputs)
+    return (composite(einsum) if len(inputs) > 2 else einsum)(call.get("equation", ""), inputs)
 
 
 def einsum(equation: str, inputs: Any) -> Tensor:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 import opweave as ow
+from opweave.graph.dtypes import wide_type
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite, widened
 from opweave_onnx.operators.movement import axis_of, flat_from
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.trace import Call
@@ -23,12 +25,16 @@ def _batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor
     eps = call.get("epsilon", 1e-5)
     if call.get("training_mode", 0):
         axes = tuple([i for i in range(x.ndim) if i != 1])
-        momentum = call.get("momentum", 0.9)
-        now, spread = ow.mean(x, axes), ow.var(x, axes, 0)
-        running = mean * momentum + now.astype(mean.dtype) * (1 - momentum)
-        running_var = var * momentum + spread.astype(var.dtype) * (1 - momentum)
-        return _normalized(call, x, scale, bias, now, spread, eps), running, running_var
+        momentum, wide = call.get("momentum", 0.9), widened(x)
+        now, spread = ow.mean(wide, axes), ow.var(wide, axes, 0)
+        running = _mixed(mean, now, momentum), _mixed(var, spread, momentum)
+        return _normalized(call, x, scale, bias, now, spread, eps), *running
     return _normalized(call, x, scale, bias, mean, var, eps)
+
+
+def _mixed(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    """A running statistic after a batch."""
+    return (widened(old) * momentum + new * (1 - momentum)).astype(old.dtype)
 
 
 def _normalized(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
@@ -36,15 +42,13 @@ def _normalized(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor
     if all(v is not None for v in known):  # one multiplication and one addition
         a, b, m, v = [np.asarray(k, np.float64) for k in known]
         factor = a / np.sqrt(v + eps)
-        dtype = x.dtype.numpy
-        return x * _along_channels(call.tensor(factor.astype(dtype)), x.ndim) + _along_channels(
-            call.tensor((b - m * factor).astype(dtype)), x.ndim
-        )
-    wide = x.astype(mean.dtype) if mean.dtype.itemsize > x.dtype.itemsize else x
-    y = (wide - _along_channels(mean, x.ndim)) * _along_channels(ow.rsqrt(var + eps), x.ndim)
-    return (y * _along_channels(scale, x.ndim).astype(y.dtype) + _along_channels(bias, x.ndim).astype(y.dtype)).astype(
-        x.dtype
-    )
+        dtype = wide_type(x.dtype).numpy
+        factors, shifts = call.tensor(factor.astype(dtype)), call.tensor((b - m * factor).astype(dtype))
+        y = widened(x) * _along_channels(factors, x.ndim) + _along_channels(shifts, x.ndim)
+    else:
+        a, b, m, v = [_along_channels(widened(p), x.ndim) for p in (scale, bias, mean, var)]
+        y = (widened(x) - m) * ow.rsqrt(v + eps) * a + b
+    return y.astype(x.dtype)
 
 
 @operator("InstanceNormalization")
@@ -71,7 +75,7 @@ def _layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None
     y = ow.reshape(ow.layer_norm(flat, row, shift, eps), x.shape)
     if not (call.wants(1) or call.wants(2)):
         return y
-    wide = flat.astype("f32") if flat.dtype.itemsize < 4 else flat
+    wide = widened(flat)
     shape = (*x.shape[:axis], *[1] * len(inner))
     return y, ow.reshape(ow.mean(wide, 1), shape), ow.reshape(ow.rsqrt(ow.var(wide, 1, 0) + eps), shape)
 
@@ -86,6 +90,7 @@ def _rms_norm(call: Call, x: Tensor, scale: Tensor) -> Tensor:
 
 
 @operator("SkipLayerNormalization", domain=MICROSOFT)
+@composite
 def _skip_layer_norm(
     call: Call, x: Tensor, skip: Tensor, gamma: Tensor, beta: Tensor | None = None, bias: Tensor | None = None
 ) -> Any:
@@ -95,6 +100,7 @@ def _skip_layer_norm(
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+@composite
 def _skip_rms_norm(call: Call, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None) -> Any:
     total = x + skip if bias is None else x + skip + bias
     y = ow.rms_norm(total, gamma, call.get("epsilon", 1e-12))
@@ -102,6 +108,7 @@ def _skip_rms_norm(call: Call, x: Tensor, skip: Tensor, gamma: Tensor, bias: Ten
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
+@composite
 def _embed_layer_norm(
     call: Call, ids: Tensor, segments: Tensor | None, words: Tensor, positions: Tensor, kinds: Tensor | None,
     gamma: Tensor, beta: Tensor, mask: Tensor | None = None, position_ids: Tensor | None = None,
@@ -116,6 +123,7 @@ def _embed_layer_norm(
 
 
 @operator("LRN")
+@composite
 def _lrn(call: Call, x: Tensor) -> Tensor:
     alpha, beta, bias, size = (
         call.get("alpha", 1e-4),
@@ -133,6 +141,7 @@ def _lrn(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("LpNormalization")
+@composite
 def _lp_norm(call: Call, x: Tensor) -> Tensor:
     axis, p = axis_of(x, call.get("axis", -1)), call.get("p", 2)
     norm = ow.sum(ow.abs(x), axis, True) if p == 1 else ow.sqrt(ow.sum(ow.square(x), axis, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.table import operator
 from opweave_onnx.operators.windows import Windows, read_windows
 from opweave_onnx.tensors import Array
@@ -69,11 +71,13 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
     with_pads = bool(call.get("count_include_pad", 0))
     if _is_plain(windows) and set(windows.dilations) == {1}:
         return MEAN[len(windows.kernel)](x, windows.kernel, windows.strides, windows.before, False, with_pads)
-    total: Tensor | None = None
-    for _, part in windows.slices(windows.pad(x, 0.0)):
-        total = part if total is None else total + part
-    assert total is not None
-    return total / ow.constant(_counts(x, windows, with_pads)).astype(x.dtype)
+    counts = ow.constant(_counts(x, windows, with_pads))
+    return composite(lambda x: _total(windows, x) / counts.astype(x.dtype))(x)
+
+
+def _total(windows: Windows, x: Tensor) -> Tensor:
+    """The sum of each window."""
+    return reduce(ow.add, [part for _, part in windows.slices(windows.pad(x, 0.0))])
 
 
 def _counts(x: Tensor, windows: Windows, with_pads: bool) -> Array:
@@ -91,14 +95,11 @@ def _counts(x: Tensor, windows: Windows, with_pads: bool) -> Array:
 
 
 @operator("LpPool")
+@composite
 def _lp_pool(call: Call, x: Tensor) -> Tensor:
     windows = read_windows(call, x, call.get("kernel_shape", ()))
     p = call.get("p", 2)
-    total: Tensor | None = None
-    powers = ow.square(x) if p == 2 else ow.pow(ow.abs(x), float(p))
-    for _, part in windows.slices(windows.pad(powers, 0.0)):
-        total = part if total is None else total + part
-    assert total is not None
+    total = _total(windows, ow.square(x) if p == 2 else ow.pow(ow.abs(x), float(p)))
     return ow.sqrt(total) if p == 2 else ow.pow(total, 1 / p)
 
 
@@ -111,4 +112,4 @@ def _global_pool(call: Call, x: Tensor) -> Tensor:
         case "GlobalMaxPool":
             return ow.max(x, axes, True)
     p = float(call.get("p", 2))
-    return ow.pow(ow.sum(ow.pow(ow.abs(x), p), axes, True), 1 / p)
+    return composite(lambda x: ow.pow(ow.sum(ow.pow(ow.abs(x), p), axes, True), 1 / p))(x)

@@ -9,6 +9,7 @@ import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.quantization import in_bytes
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
@@ -69,6 +70,7 @@ def _functions(call: Call, directions: int) -> list[list[Function]]:
     return [made[i * each : (i + 1) * each] for i in range(directions)]
 
 
+@composite
 def _lstm(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any], f: Sequence[Function]) -> Any:
     i, o, forget, g = ow.split(
         gates + (_in_steps(h) if call.node.op == QUANTIZED else h) @ parts["r"] + parts["rb"], 4, -1
@@ -85,6 +87,7 @@ def _lstm(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any]
     return f[0](o) * f[2](c), c
 
 
+@composite
 def _gru(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any], f: Sequence[Function]) -> Any:
     n = h.shape[-1]
     zr = f[0](gates[..., : 2 * n] + h @ parts["r"][:, : 2 * n] + parts["rb"][: 2 * n])
@@ -94,6 +97,7 @@ def _gru(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any],
     return (1.0 - z) * f[1](gates[..., 2 * n :] + before) + z * h, c
 
 
+@composite
 def _rnn(call: Call, gates: Tensor, h: Tensor, c: Tensor, parts: dict[str, Any], f: Sequence[Function]) -> Any:
     return f[0](gates + h @ parts["r"] + parts["rb"]), c
 

@@ -10,6 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.movement import axes_of, axis_of
 from opweave_onnx.operators.table import operator
 from opweave_onnx.trace import Call
@@ -21,6 +22,7 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype.is_float else x.astype(f32)
 
 
+@composite
 def _log_sum_exp(x: Tensor, axes: Axes, keep: bool) -> Tensor:
     y = _wide(x)
     top = ow.max(y, axes, True)
@@ -36,9 +38,9 @@ REDUCTIONS: Final[dict[str, Callable[[Tensor, Axes, bool], Tensor]]] = {
     "ReduceMin": lambda x, axes, keep: ow.min(x, axes, keep),
     "ReduceProd": lambda x, axes, keep: ow.prod(x, axes, keep),
     "ReduceL1": lambda x, axes, keep: ow.sum(ow.abs(x), axes, keep),
-    "ReduceL2": lambda x, axes, keep: ow.sqrt(ow.sum(ow.square(_wide(x)), axes, keep)),
-    "ReduceSumSquare": lambda x, axes, keep: ow.sum(ow.square(x), axes, keep),
-    "ReduceLogSum": lambda x, axes, keep: ow.log(ow.sum(_wide(x), axes, keep)),
+    "ReduceL2": composite(lambda x, axes, keep: ow.sqrt(ow.sum(ow.square(_wide(x)), axes, keep))),
+    "ReduceSumSquare": composite(lambda x, axes, keep: ow.sum(ow.square(x), axes, keep)),
+    "ReduceLogSum": composite(lambda x, axes, keep: ow.log(ow.sum(_wide(x), axes, keep))),
     "ReduceLogSumExp": _log_sum_exp,
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.movement import axis_of, taken
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
@@ -141,6 +142,11 @@ def _given_scales(call: Call, x: Tensor, scales: Any) -> list[Axis]:
 def _resampled(call: Call, x: Tensor, axes: list[Axis], transform: str, nearest: str) -> Tensor:
     mode = call.get("mode", "nearest")
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
+    build = _sampled if mode == "nearest" else composite(_sampled)
+    return build(call, x, axes, mode, transform, nearest)
+
+
+def _sampled(call: Call, x: Tensor, axes: list[Axis], mode: str, transform: str, nearest: str) -> Tensor:
     if mode not in ("nearest", "linear", "cubic"):
         raise ShapeError(f"there is no mode {mode!r}")
     outside = np.zeros([1] * x.ndim, bool)

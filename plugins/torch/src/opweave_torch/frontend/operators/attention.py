@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import opweave as ow
+from opweave.graph.dtypes import wide_type
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call
 from opweave_torch.frontend.operators.table import operator
@@ -51,7 +52,7 @@ def attention(
 
 def _logsumexp(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """The logarithm of the sum of the exponentials of the scores of each query, which torch keeps for the gradient."""
-    wide = "f64" if q.dtype.name == "f64" else "f32"
+    wide = wide_type(q.dtype)
     if k.shape[-3] != q.shape[-3]:
         k = ow.repeat(k, q.shape[-3] // k.shape[-3], -3)
     scores = ow.matmul(q.astype(wide), ow.swapaxes(k.astype(wide), -1, -2)) * (scale or q.shape[-1] ** -0.5)

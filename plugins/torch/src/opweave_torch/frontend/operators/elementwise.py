@@ -10,6 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.graph.dtypes import DType
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_torch.frontend.call import Call
 from opweave_torch.frontend.operators.table import operator
 
@@ -79,21 +80,27 @@ def _both(call: Call, function: Callable[[Any, Any], Tensor], a: Any, b: Any) ->
 def _add(call: Call, a: Tensor, b: Any, alpha: Any = 1) -> Any:
     if call.dtype.kind == "b":
         return call.fallback(a, b, alpha=alpha)
-    return _both(call, ow.add, a, b if alpha == 1 else _scaled(call, b, alpha))
+    return _both(call, _plus(alpha), a, b)
 
 
 @operator("sub.Tensor", "sub.Scalar")
 def _sub(call: Call, a: Tensor, b: Any, alpha: Any = 1) -> Any:
-    return _both(call, ow.sub, a, b if alpha == 1 else _scaled(call, b, alpha))
+    return _both(call, _minus(alpha), a, b)
 
 
 @operator("rsub.Scalar", "rsub.Tensor")
 def _rsub(call: Call, a: Tensor, b: Any, alpha: Any = 1) -> Any:
-    return _both(call, ow.sub, b, a if alpha == 1 else _scaled(call, a, alpha))
+    return _both(call, _minus(alpha), b, a)
 
 
-def _scaled(call: Call, value: Any, alpha: Any) -> Any:
-    return value.astype(call.dtype) * alpha if isinstance(value, Tensor) else value * alpha
+def _plus(alpha: Any) -> Callable[[Any, Any], Tensor]:
+    """a + alpha · b."""
+    return ow.add if alpha == 1 else composite(lambda a, b: ow.add(a, b * alpha))
+
+
+def _minus(alpha: Any) -> Callable[[Any, Any], Tensor]:
+    """a − alpha · b."""
+    return ow.sub if alpha == 1 else composite(lambda a, b: ow.sub(a, b * alpha))
 
 
 @operator("mul.Tensor", "mul.Scalar")
@@ -110,8 +117,12 @@ def _div(call: Call, a: Tensor, b: Any) -> Any:
 def _div_mode(call: Call, a: Tensor, b: Any, rounding_mode: str | None = None) -> Any:
     if not call.dtype.is_float or rounding_mode == "floor":
         return call.fallback(a, b, rounding_mode=rounding_mode)
-    quotient = _both(call, ow.div, a, b)
-    return quotient if rounding_mode is None else ow.trunc(quotient)
+    return _both(call, ow.div if rounding_mode is None else _whole_quotient, a, b)
+
+
+@composite
+def _whole_quotient(a: Any, b: Any) -> Tensor:
+    return ow.trunc(ow.div(a, b))
 
 
 @operator("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -175,6 +186,7 @@ def _leaky_relu(call: Call, x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 
 @operator("elu")
+@composite
 def _elu(call: Call, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     y = ow.elu(x if input_scale == 1 else x * input_scale, alpha)
     return y if scale == 1 else y * scale
@@ -184,7 +196,7 @@ def _elu(call: Call, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_sc
 def _softplus(call: Call, x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
     if threshold != 20.0:
         return call.fallback(x, beta, threshold)
-    return ow.softplus(x) if beta == 1 else ow.softplus(x * beta) * (1 / beta)
+    return ow.softplus(x) if beta == 1 else composite(lambda x: ow.softplus(x * beta) * (1 / beta))(x)
 
 
 # --- comparison and logic -------------------------------------------------------------------------------------------

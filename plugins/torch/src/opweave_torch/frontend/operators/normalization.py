@@ -10,6 +10,7 @@ import torch
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import widened
 from opweave_torch.frontend.call import Call, constant_of
 from opweave_torch.frontend.native import overload
 from opweave_torch.frontend.operators.fallback import random_by_torch
@@ -35,18 +36,17 @@ def _affine(call: Call, x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Te
         kind = torch.float64 if x.dtype.name == "f64" else torch.float32
         scale, shift = constant_of(factor.to(kind)), constant_of(offset.to(kind))
     else:
-        wide = "f64" if x.dtype.name == "f64" else "f32"
-        scale = ow.rsqrt(var.astype(wide) + eps)
-        scale = scale if weight is None else scale * weight.astype(wide)
-        shift = ow.neg(mean.astype(wide)) * scale
-        shift = shift if bias is None else shift + bias.astype(wide)
+        scale = ow.rsqrt(widened(var) + eps)
+        scale = scale if weight is None else scale * widened(weight)
+        shift = ow.neg(widened(mean)) * scale
+        shift = shift if bias is None else shift + widened(bias)
     return (x.astype(scale.dtype) * _column(x, scale) + _column(x, shift)).astype(x.dtype)
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel over the batch."""
     axes = (0, *range(2, x.ndim))
-    wide = x.astype("f64" if x.dtype.name == "f64" else "f32")
+    wide = widened(x)
     return ow.mean(wide, axes), ow.var(wide, axes, 0.0)
 
 
@@ -78,9 +78,14 @@ def _batch_norm_functional(
         _affine(call, x, weight, bias, batch_mean, batch_var, eps),
         batch_mean,
         ow.rsqrt(batch_var + eps),
-        mean * (1 - momentum) + batch_mean.astype(mean.dtype) * momentum,
-        var * (1 - momentum) + unbiased.astype(var.dtype) * momentum,
+        _mixed(mean, batch_mean, momentum),
+        _mixed(var, unbiased, momentum),
     )
+
+
+def _mixed(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    """A running statistic after a batch."""
+    return (widened(old) * (1 - momentum) + new * momentum).astype(old.dtype)
 
 
 @operator("_native_batch_norm_legit.no_stats")
@@ -105,7 +110,7 @@ def _layer_norm(
     mean = rstd = None
     if call.wants(1) or call.wants(2):
         kept = (*x.shape[: x.ndim - rank], *[1] * rank)
-        wide = rows.astype("f64" if x.dtype.name == "f64" else "f32")
+        wide = widened(rows)
         mean = ow.reshape(ow.mean(wide, -1), kept)
         rstd = ow.reshape(ow.rsqrt(ow.var(wide, -1, 0.0) + eps), kept)
     return y, mean, rstd
@@ -127,7 +132,7 @@ def _rms_norm(
         return y
     rstd = None
     if call.wants(1):
-        wide = rows.astype("f64" if x.dtype.name == "f64" else "f32")
+        wide = widened(rows)
         kept = (*x.shape[: x.ndim - rank], *[1] * rank)
         rstd = ow.reshape(ow.rsqrt(ow.mean(ow.square(wide), -1) + eps), kept)
     return y, rstd
@@ -142,7 +147,7 @@ def _group_norm(call: Call, x: Tensor, *rest: Any, **named: Any) -> Any:
     y = ow.group_norm(x, groups, weight, bias, eps)
     mean = rstd = None
     if call.wants(1) or call.wants(2):
-        wide = ow.reshape(x, (x.shape[0], groups, -1)).astype("f64" if x.dtype.name == "f64" else "f32")
+        wide = widened(ow.reshape(x, (x.shape[0], groups, -1)))
         mean, rstd = ow.mean(wide, -1), ow.rsqrt(ow.var(wide, -1, 0.0) + eps)
     return y, mean, rstd
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_torch.frontend.call import Call
 from opweave_torch.frontend.operators.table import operator
 
@@ -38,6 +39,11 @@ def _addmm(call: Call, bias: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha:
         return call.fallback(bias, a, b, beta=beta, alpha=alpha)
     if beta == alpha == 1 and bias.ndim == 1 and b.ndim == 2 and _is_transposed(b):
         return ow.linear(a, ow.swapaxes(b, 0, 1), bias)
+    return _scaled_product(bias, a, b, beta, alpha)
+
+
+@composite
+def _scaled_product(bias: Tensor, a: Tensor, b: Tensor, beta: Any, alpha: Any) -> Tensor:
     product = ow.matmul(a, b)
     product = product if alpha == 1 else product * alpha
     if beta == 0:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_torch.frontend.call import Call
 from opweave_torch.frontend.operators.table import operator
 
@@ -15,6 +16,7 @@ __all__: list[str] = []
 State = tuple[Tensor, ...]
 
 
+@composite
 def _lstm_step(gates: Tensor, state: State, w: Tensor, b: Tensor | None) -> State:
     h, c = state
     i, f, g, o = ow.split(gates + ow.linear(h, w, b), 4, -1)
@@ -22,6 +24,7 @@ def _lstm_step(gates: Tensor, state: State, w: Tensor, b: Tensor | None) -> Stat
     return ow.sigmoid(o) * ow.tanh(c), c
 
 
+@composite
 def _gru_step(gates: Tensor, state: State, w: Tensor, b: Tensor | None) -> State:
     (h,) = state
     r, z, n = ow.split(gates, 3, -1)
@@ -32,7 +35,7 @@ def _gru_step(gates: Tensor, state: State, w: Tensor, b: Tensor | None) -> State
 
 
 def _plain_step(function: Callable[[Tensor], Tensor]) -> Callable[..., State]:
-    return lambda gates, state, w, b: (function(gates + ow.linear(state[0], w, b)),)
+    return composite(lambda gates, state, w, b: (function(gates + ow.linear(state[0], w, b)),))
 
 
 STEPS: Final[dict[str, Callable[..., State]]] = {

@@ -8,6 +8,7 @@ import numpy as np
 
 import opweave as ow
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_torch.frontend.call import Call
 from opweave_torch.frontend.operators.table import operator
 
@@ -92,11 +93,12 @@ def _all(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tenso
 
 @operator("var.correction", "std.correction", "var_mean.correction")
 def _var(call: Call, x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
-    variance = ow.var(x, _axes(dim), 1.0 if correction is None else float(correction), keepdim)
+    axes, less = _axes(dim), 1.0 if correction is None else float(correction)
     name = str(call.node.target)
-    if name.startswith("aten.var_mean"):
-        return variance, ow.mean(x, _axes(dim), keepdim)
-    return ow.sqrt(variance) if name.startswith("aten.std") else variance
+    if name.startswith("aten.std"):
+        return composite(lambda x: ow.sqrt(ow.var(x, axes, less, keepdim)))(x)
+    variance = ow.var(x, axes, less, keepdim)
+    return (variance, ow.mean(x, axes, keepdim)) if name.startswith("aten.var_mean") else variance
 
 
 @operator("linalg_vector_norm")
@@ -105,7 +107,7 @@ def _vector_norm(
 ) -> Any:
     x, axes = x.astype(call.dtype), _axes(dim)
     if order == 2:
-        return ow.sqrt(ow.sum(ow.square(x), axes, keepdim))
+        return composite(lambda x: ow.sqrt(ow.sum(ow.square(x), axes, keepdim)))(x)
     if order == 1:
         return ow.sum(ow.abs(x), axes, keepdim)
     if order == np.inf:
@@ -114,6 +116,7 @@ def _vector_norm(
 
 
 @operator("logsumexp")
+@composite
 def _logsumexp(call: Call, x: Tensor, dim: Any, keepdim: bool = False) -> Any:
     axes = _axes(dim)
     most = ow.max(x, axes, True)
