@@ -103,7 +103,8 @@ class Buffer:
     def usage(self) -> Usage:
         """What the buffer is for; settable. After a change `Scheduler.build` of the same outputs makes a new program.
 
-        Setting it raises `UnsupportedOpError` if the buffer type is not for this usage.
+        Setting it raises `UnsupportedOpError` if the buffer type is not for this usage, and `UnknownNameError` if it is
+        no `Usage`.
         """
         return self._usage
 

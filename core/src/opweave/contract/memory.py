@@ -19,7 +19,7 @@ from opweave.contract.discarding import reclaim, reclaim_all
 from opweave.contract.multibuffer import MultiBuffer
 from opweave.contract.rows import Rows, download_rows, upload_rows
 from opweave.contract.space import Handle, MemorySpace, Usage, round_up
-from opweave.errors import AllocationError, BoundsError, Broken, UnsupportedOpError
+from opweave.errors import AllocationError, BoundsError, Broken, UnknownNameError, UnsupportedOpError
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -135,7 +135,11 @@ class BufferType:
         return usage in self.usages or Usage.ANY in self.usages
 
     def check_usage(self, usage: Usage) -> None:
-        """Raise `UnsupportedOpError` unless the memory is for this usage."""
+        """Raise `UnsupportedOpError` unless the memory is for this usage, `UnknownNameError` if it is no `Usage`."""
+        if not isinstance(usage, Usage):
+            members = [f"Usage.{member.name}" for member in Usage]
+            hint = f"(a usage is a member of opweave.Usage, not an object of type {type(usage).__name__})"
+            raise UnknownNameError("usage of memory", f"{usage!s:.60}", members, hint, listed=True)
         if not self.holds(usage):
             known = ", ".join(sorted(f"Usage.{u.name}" for u in self.usages))
             raise UnsupportedOpError(f"{self.name} is memory for {known}, not for Usage.{usage.name}")
@@ -148,6 +152,7 @@ class BufferType:
                 `alloc_chunked`).
             BoundsError: ``size`` is negative.
             UnsupportedOpError: the memory is not for this usage.
+            UnknownNameError: ``usage`` is no `Usage`.
             Broken: the author's ``_alloc`` returned an address that is not aligned.
             Unavailable: this process was forked after the device was set up, and its driver does not survive that.
         """
