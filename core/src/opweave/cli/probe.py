@@ -8,39 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from signal import Signals
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from opweave import registry
 from opweave.cli.output import plain, quiet_stdout, to_json
 from opweave.errors import Broken, OpweaveError
 from opweave.registry import State
+from opweave.registry.isolation import CHILD_SECONDS, Death, run_child
 
 __all__ = ["SECONDS", "answer", "ask", "collect", "leave_out_deadly"]
 
-SECONDS: Final = 150.0
-"""How long one process may take by default: longer than a plugin gives a slow driver for its first kernels (OpenCL:
-120 s), because its answer says more than that of a process that was ended."""
+SECONDS: Final = 20.0
+"""How long one process may take by default that is asked for a command with ``--timeout``."""
 
 _QUESTIONS: Final = ("devices", "doctor", "extensions", "plugins")
 """Names of the modules beside this one with a function ``collect(**options)``, which gives a document."""
-
-# The answer is the last line of standard output as it was at first; whatever else is printed goes to standard error.
-_START: Final = (
-    "import json, os, sys; out = os.dup(1); os.dup2(2, 1); asked = json.load(sys.stdin); sys.path[:] = asked['path']; "
-    "from opweave.cli.probe import answer; answer(asked, out)"
-)
-
-
-class Death(NamedTuple):
-    """How a process ended that returned no document."""
-
-    how: str
 
 
 def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **options: Any) -> dict[str, Any]:
@@ -70,7 +55,7 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
     return found
 
 
-def leave_out_deadly(names: Collection[str] = (), *, seconds: float = SECONDS) -> None:
+def leave_out_deadly(names: Collection[str] = (), *, seconds: float = CHILD_SECONDS) -> None:
     """Load plugins in another process first; those that take it down are not run in this one, and named on
     standard error. For commands that use devices themselves.
 
@@ -104,6 +89,8 @@ def _deadly(question: str, options: Mapping[str, Any], names: Collection[str], s
 
 def _exclude(name: str, why: str) -> None:
     remedy = f"update or uninstall it; OPWEAVE_DISABLE={name} goes on without it"
+    if "did not answer" in why:
+        remedy += ", --timeout waits longer"
     registry.REGISTRY.exclude(name, Broken(why, remedy=remedy))
 
 
@@ -124,13 +111,10 @@ def collect(question: str, options: Mapping[str, Any], excluded: Mapping[str, st
 
 
 def answer(asked: Mapping[str, Any], out: int) -> None:
-    """Answer what the parent process asked; then end at once, whatever plugins would still do."""
+    """Answer what the parent process asked."""
     document = json.dumps(collect(asked["question"], asked["options"], asked["excluded"]))
-    os.write(out, b"\n")
-    with open(out, "w", encoding="ascii") as file:
+    with open(out, "w", encoding="ascii", closefd=False) as file:
         file.write(document)
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _in_child(
@@ -143,36 +127,10 @@ def _in_child(
     quiet: bool = False,
 ) -> dict[str, Any] | Death:
     assert question in _QUESTIONS
-    asked = {"question": question, "options": options, "excluded": excluded, "path": sys.path}
-    environ = {**os.environ, "OPWEAVE_BACKENDS": only} if only else None
-    # Not a pipe: what a plugin leaves running would keep it open.
-    with tempfile.TemporaryFile() as out:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=out, env=environ,
-            stderr=subprocess.DEVNULL if quiet else None,
-        )  # fmt: skip
-        try:
-            child.communicate(json.dumps(asked).encode(), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return Death(f"it did not answer within {seconds:g} s")
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        out.seek(0)
-        lines = out.read().splitlines()
-    try:
-        found = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        found = None
-    return found if isinstance(found, dict) else Death(_how(child.returncode))
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"it ended the process with exit status {status}"
-    try:
-        name = Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"it crashed with {name}"
+    asked = {"question": question, "options": options, "excluded": excluded}
+    environ = {**os.environ, "OPWEAVE_BACKENDS": only} if only else os.environ
+    told = run_child("from opweave.cli.probe import answer; answer(asked, out)", asked, seconds, environ, quiet=quiet)
+    if isinstance(told, Death):
+        return told
+    found: dict[str, Any] = json.loads(told)
+    return found

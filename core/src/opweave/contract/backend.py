@@ -40,9 +40,10 @@ class Backend:
 
     @classmethod
     def score(cls) -> float:
-        """How well this variant of the backend suits this machine: the one with the highest score is used, one
-        with score 0 never. Only asked where the entry point names a variant (``acme@cu12``), before anything else of it
-        runs. Authors override it; a module with hooks has a function ``opweave_score`` instead."""
+        """How well the backend suits this machine. With score 0 it is `Unavailable`, however it is loaded; of variants
+        (``acme@cu12``) the one with the highest score is used. Asked once, after the import and before anything else of
+        the backend runs. Authors override it; a module with hooks has a function ``opweave_score`` instead. What a
+        program registers itself (`opweave.register`) is not asked."""
         return 1.0
 
     def why_no_device(self, id: str) -> str:

@@ -121,6 +121,24 @@ class Catalog:
         self.scan(again=True)
         return self.find(name)
 
+    def gone(self) -> list[Plugin]:
+        """The known plugins that are no longer installed, or whose file was deleted."""
+        importlib.invalidate_caches()
+        found = [*discovery.installed(self._search)]
+        for folder in {p.origin for p in self.plugins if p.distribution}:  # also those that `load_all_from_path` names
+            found += discovery.installed([folder])
+        there = {(_source(plugin), plugin.name, plugin.variant) for plugin in found}
+        return [
+            plugin
+            for plugin in self.plugins
+            if plugin.fetch is not None
+            and (
+                (_source(plugin), plugin.name, plugin.variant) not in there
+                if plugin.distribution
+                else not os.path.exists(plugin.origin)
+            )
+        ]
+
     # --- names ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Plugin]:

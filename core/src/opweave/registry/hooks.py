@@ -16,8 +16,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
+from opweave.concurrency import Lock
 from opweave.errors import Broken
 
 if TYPE_CHECKING:
@@ -49,9 +50,14 @@ def hookimpl(function: Any = None, /, **options: Any) -> Any:
 
 class Hooks:
     """The hooks of the modules of one registry. Each module is called separately, so that a failure in one does not
-    prevent the others from being called."""
+    prevent the others from being called.
+
+    Attributes:
+        lock: held while the registry runs code of plugins.
+    """
 
     def __init__(self) -> None:
+        self.lock: Final = Lock()
         self._manager: PluginManager | None = None
 
     def register(self, module: ModuleType, plugin: str) -> bool:

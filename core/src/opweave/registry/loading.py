@@ -7,7 +7,10 @@ import gc
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import isfinite
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -20,6 +23,7 @@ from opweave.contract.stream import Stream
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
 from opweave.registry.discovery import requirements, version_of
+from opweave.registry.isolation import IMPORT_SECONDS, Guard, Loading, TookTooLong, call, crash_of, guarded
 from opweave.registry.measured import load_tunables
 from opweave.registry.naming import canonical, check_name, device_names, key
 from opweave.registry.records import LoadedBackend, Plugin, State, UnusableDevice
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "import_plugin", "in_use", "items_of",
-    "load", "none_usable", "probed", "run", "withdraw",
+    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "drop", "import_plugin", "in_use",
+    "items_of", "load", "none_usable", "probed", "rescan", "run", "score_of", "withdraw",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -66,8 +70,19 @@ def _load_one(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> None:
 
 
 def run(plugin: Plugin, hooks: Hooks, doing: Callable[[], object]) -> None:
-    """Run code of a plugin; whatever it raises becomes the plugin's state."""
+    """Run code of a plugin; whatever it raises becomes the plugin's state. Where an earlier process ended while it did,
+    a child process tries first; what ends that is not run here."""
+    loading = Loading(plugin)
+    death = crash_of(plugin, loading)
+    if death is not None:
+        plugin.tried = True
+        why = f"{death.how} while it was loaded in a process of its own, and before that an earlier process"
+        plugin.fail(Broken(why, remedy=f"update or uninstall it; OPWEAVE_DISABLE={plugin.name} goes on without it"))
+        warn_of(plugin, why)
+        return
+    before = guarded(Guard(plugin.name, hooks.lock))
     plugin.loading = True
+    loading.begin()
     try:
         doing()
     # A plugin may raise what it likes, SystemExit too; but the user's Ctrl-C is not the plugin's.
@@ -77,14 +92,26 @@ def run(plugin: Plugin, hooks: Hooks, doing: Callable[[], object]) -> None:
             raise
         plugin.tried = True
         note_failure(plugin, error)
+        if isinstance(error, TookTooLong):
+            warn_of(plugin, error.message)
         if plugin.state is not State.UNAVAILABLE:  # the hooks of an unavailable plugin are still useful
             withdraw(plugin, hooks)
     finally:
         plugin.loading = False
+        guarded(before)
+        loading.end()
+
+
+def warn_of(plugin: Plugin, why: str) -> None:
+    """Warn of a plugin that the program goes on without."""
+    message = f"plugin {plugin.name!r} ({plugin.label}): {why}; its devices are left out"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _bring_up(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> tuple[list[LoadedBackend], list[PluginError]]:
     value = import_plugin(plugin, hooks)
+    if not plugin.variant and not score_of(value):
+        raise Unavailable("it does not suit this machine: its score is 0", remedy="use it on one that it suits")
     if plugin.module is not None:
         define_ops(plugin, hooks)
     rank = catalog.selection.rank(plugin)
@@ -118,7 +145,7 @@ def import_plugin(plugin: Plugin, hooks: Hooks) -> object:
     if plugin.module is not None:
         return plugin.module
     assert plugin.fetch is not None
-    value = plugin.fetch()
+    value = call("its import", plugin.fetch, IMPORT_SECONDS)
     if isinstance(value, ModuleType) and hooks.register(value, plugin.name):
         plugin.module = value
     return value
@@ -154,7 +181,7 @@ def define_ops(plugin: Plugin, hooks: Hooks) -> None:
 def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, **arguments: Any) -> list[T]:
     """The items that the implementations of ``hook`` in a module return; raises `Broken` unless all are of ``kind``."""
     found: list[T] = []
-    for result in hooks.call(module, hook, **arguments):
+    for result in call(f"{hook}()", partial(hooks.call, module, hook, **arguments)):
         for item in _items(result, f"{hook}()"):
             if not isinstance(item, kind):
                 raise Broken(f"{hook}() returned {_a(item)} among its {what}")
@@ -163,6 +190,26 @@ def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, 
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def score_of(value: object) -> float:
+    """The score that a plugin gives itself on this machine: by ``opweave_score`` of its module with hooks, else by
+    ``score`` of its backend class; 1 where it says nothing.
+
+    Args:
+        value: the value of its entry point.
+
+    Raises:
+        Broken: no number of at least 0.
+    """
+    ask = getattr(value, "opweave_score", None) if isinstance(value, ModuleType) else None
+    if ask is None:
+        classes = [value] if _is_backend_class(value) else _own_classes(value) if isinstance(value, ModuleType) else []
+        ask = classes[0].score if len(classes) == 1 else None
+    score = 1.0 if ask is None else call("its score", ask)
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not isfinite(score) or score < 0:
+        raise Broken(f"its score is {score!r}, not a number of at least 0")
+    return float(score)
 
 
 def backends_of(plugin: Plugin, value: object, hooks: Hooks) -> list[Backend]:
@@ -174,7 +221,8 @@ def backends_of(plugin: Plugin, value: object, hooks: Hooks) -> list[Backend]:
     if plugin.module is not None:
         found = items_of(hooks, plugin.module, "opweave_backends", Backend, "backends")
     else:
-        found = [_backend_class(value, plugin.value)()]
+        cls = _backend_class(value, plugin.value)
+        found = [call(f"{cls.__name__}()", cls)]
     for backend in found:
         if len(found) == 1:
             backend.name = plugin.name
@@ -191,8 +239,7 @@ def _backend_class(value: object, what: str) -> type[Backend]:
     """The backend class in the value of an entry point; raises `Broken` unless there is exactly one."""
     remedy = "an entry point names a subclass of opweave.Backend, or a module with @opweave.hookimpl functions"
     if isinstance(value, ModuleType):
-        classes = [v for v in vars(value).values() if _is_backend_class(v) and _is_of(v, value)]
-        own = [cls for cls in dict.fromkeys(classes) if not cls.__name__.startswith("_")]
+        own = _own_classes(value)
         if len(own) == 1:
             return own[0]
         names = f"several Backend classes ({', '.join(cls.__name__ for cls in own)})" if own else "no Backend class"
@@ -200,6 +247,11 @@ def _backend_class(value: object, what: str) -> type[Backend]:
     if _is_backend_class(value):
         return value
     raise Broken(f"{what} is {_a(value)}, not a Backend class", remedy=remedy)
+
+
+def _own_classes(module: ModuleType) -> list[type[Backend]]:
+    classes = [v for v in vars(module).values() if _is_backend_class(v) and _is_of(v, module)]
+    return [cls for cls in dict.fromkeys(classes) if not cls.__name__.startswith("_")]
 
 
 def _is_of(cls: type, module: ModuleType) -> bool:
@@ -237,7 +289,7 @@ def devices_of(backend: Backend) -> list[Device]:
     """
     what = f"{type(backend).__name__}.devices()"
     devices: list[Device] = []
-    for device in _items(backend.devices(), what):
+    for device in call(what, lambda: _items(backend.devices(), what)):
         if not isinstance(device, Device):
             raise Broken(f"{what} returned {_a(device)} among its devices")
         check_device(device)
@@ -261,7 +313,10 @@ def check_device(device: object) -> None:
     if not isinstance(device.kernels, KernelTable) or not (
         device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
     ):
-        raise Broken(f"{cls} has no KernelTable as its attribute `kernels`")
+        raise Broken(
+            f"{cls} has no KernelTable as its attribute `kernels`",
+            remedy="set kernels = KernelTable(...), or KernelTable() for a device that only holds memory",
+        )
     if not isinstance(device.shared_spaces, (tuple, list)):
         raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
     for space in (device.space, *device.shared_spaces):
@@ -287,13 +342,13 @@ def probed(devices: Sequence[Device], version: str = "") -> tuple[list[Device], 
         version: that of their plugin.
     """
     usable: list[Device] = []
-    failed: list[tuple[Device, Unavailable]] = []
+    failed: list[tuple[Device, PluginError]] = []
     for device in devices:
         try:
-            device.probe()
+            call(f"trying {device.name}", device.probe)
             load_tunables(device, version)
             usable.append(device)
-        except Unavailable as error:
+        except (Unavailable, TookTooLong) as error:
             device.backend = None
             failed.append((device, error))
     return usable, [
@@ -311,8 +366,40 @@ def _same_hardware(one: Device, other: Device) -> bool:
     return one.hardware_id == other.hardware_id
 
 
-def rescan(loaded: LoadedBackend, version: str) -> None:
-    """Remove the devices of a backend that are gone, and add those that it finds and that have none of its names."""
+def drop(plugin: Plugin, hooks: Hooks) -> None:
+    """Unload a plugin that was uninstalled. Where its devices are in use it stays until they are not."""
+    what = f"{plugin.label} was {'uninstalled' if plugin.distribution else 'deleted'}"
+    devices = [device for loaded in plugin.backends for device in loaded.devices]
+    used = in_use(devices)
+    plugin.uninstalled = True
+    if used:
+        plugin.leave(Unavailable(f"{what}; its devices stay until {' and '.join(used)} are freed or closed",
+                                 remedy="free them, and call opweave.rescan()"))  # fmt: skip
+    elif devices or plugin.state is State.DISCOVERED:
+        for device in devices:
+            device.backend = None
+        withdraw(plugin, hooks)
+        plugin.reset()
+        plugin.tried = True
+        plugin.fail(Unavailable(what, remedy="install it again, and call opweave.rescan()"))
+    else:
+        return  # it was not loaded: its record says why
+    if devices:
+        warnings.warn(f"plugin {plugin.name!r}: {plugin.failure().message}", RuntimeWarning, stacklevel=3)
+
+
+def rescan(plugin: Plugin, hooks: Hooks) -> None:
+    """Remove the devices of a plugin's backends that are gone, and add those that they find and that have none of their
+    names."""
+    before = guarded(Guard(plugin.name, hooks.lock))
+    try:
+        for loaded in plugin.backends:
+            _rescan(loaded, plugin.version)
+    finally:
+        guarded(before)
+
+
+def _rescan(loaded: LoadedBackend, version: str) -> None:
     for device in [d for d in loaded.devices if not d.alive]:
         loaded.devices.remove(device)
         device.backend = None

@@ -68,7 +68,8 @@ class PluginRecord(NamedTuple):
         state: its state.
         value: the entry point's value (``"opweave_acme:Acme"``), or the path of the file.
         devices: names of its devices.
-        error: why it is not ready, or ``""``. For a ready plugin: why some of its backends are unavailable.
+        error: why it is not ready, or ``""``. For a ready plugin: why some of its backends are unavailable, or that it
+            was uninstalled.
         remedy: what the user can do about it.
         traceback: the innermost frames of the failure as text, ``""`` if no code failed.
         unusable: its devices that do not work. If all of them do not, the plugin is unavailable.
@@ -172,6 +173,7 @@ class Plugin:
         unusable: its devices that do not work.
         loading: its code is running now.
         tried: its code was run at least once; after a failure `Registry.load` may try again.
+        uninstalled: it was there once, and is no longer installed.
     """
 
     name: str
@@ -192,6 +194,7 @@ class Plugin:
     module: object = field(default=None, init=False)
     loading: bool = field(default=False, init=False)
     tried: bool = field(default=False, init=False)
+    uninstalled: bool = field(default=False, init=False)
     _error: PluginError | None = field(default=None, init=False)
     _cause: BaseException | None = field(default=None, init=False)
     _traceback: str = field(default="", init=False)
@@ -235,6 +238,11 @@ class Plugin:
         """Set the state that belongs to ``error``, or the given one."""
         self.state = state or _STATES.get(type(error), State.BROKEN)
         self._error, self._cause, self._traceback = error, cause, traceback
+
+    def leave(self, error: PluginError | None) -> None:
+        """Say of a plugin that is ready why it will not stay, or that it stays."""
+        if self.state is State.READY:
+            self._error = error
 
     def reset(self) -> None:
         """Set the state back to discovered."""

@@ -16,6 +16,7 @@ from opweave.errors import LifetimeError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog, once_per_hardware, preferred
 from opweave.registry.hooks import Hooks
+from opweave.registry.isolation import lock_of
 from opweave.registry.naming import key, parse_spec
 from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State, format_of
 
@@ -40,8 +41,11 @@ class Registry:
     def __init__(self, *, environ: Mapping[str, str] | None = None, search: Sequence[str] | None = None) -> None:
         self.hooks = Hooks()
         self._catalog = Catalog(environ, search)
-        self._lock = Lock()
         self._complete = False
+
+    @property
+    def _lock(self) -> Lock:
+        return lock_of(self.hooks.lock)
 
     # --- plugins ----------------------------------------------------------------------------------------------------
 
@@ -137,19 +141,28 @@ class Registry:
         Devices that are gone (`Device.alive`) are removed; new ones are added, also those that have come back. Devices
         that are still there stay the same objects.
 
+        Plugins that were uninstalled, or whose file was deleted, since they were loaded are unloaded; those whose
+        devices are in use stay until they are not. A `RuntimeWarning` and their record (`plugins`) say so.
+
         Returns:
             The devices that are new.
         """
         with self._lock:
             self._all_loaded()
             known = {id(device) for loaded in self._catalog.backends() for device in loaded.devices}
+            gone = self._catalog.gone()
             for plugin in list(self._catalog):
+                if plugin in gone:
+                    loading.drop(plugin, self.hooks)
+                    continue
+                if plugin.uninstalled:  # and installed again
+                    plugin.uninstalled = False
+                    plugin.leave(None)
                 if plugin.state is State.UNAVAILABLE and plugin.tried:
                     loading.withdraw(plugin, self.hooks)
                     plugin.reset()
                     loading.load(plugin, self.hooks, self._catalog)
-                for loaded in plugin.backends:
-                    loading.rescan(loaded, plugin.version)
+                loading.rescan(plugin, self.hooks)
             found = [device for loaded in self._catalog.backends() for device in loaded.devices]
             return tuple([device for device in found if id(device) not in known])
 

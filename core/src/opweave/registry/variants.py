@@ -7,11 +7,11 @@ a score how well it suits this machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from opweave.contract.backend import Backend
-from opweave.errors import Broken, Unavailable
+from opweave.errors import Unavailable
+from opweave.registry.isolation import IMPORT_SECONDS, call
+from opweave.registry.loading import score_of
 from opweave.registry.naming import key
 from opweave.registry.records import Plugin, State
 
@@ -67,13 +67,6 @@ def _taking(variant: Plugin) -> str:
 
 
 def _ask(variant: Plugin) -> None:
-    """Set the score that a variant says, by ``opweave_score`` of its module or ``score`` of its backend class."""
+    """Import a variant, and set its score."""
     assert variant.fetch is not None
-    value: Any = variant.fetch()
-    ask = (
-        value.score if isinstance(value, type) and issubclass(value, Backend) else getattr(value, "opweave_score", None)
-    )
-    score = 1.0 if ask is None else ask()
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or not isfinite(score) or score < 0:
-        raise Broken(f"its score is {score!r}, not a number of at least 0")
-    variant.score = float(score)
+    variant.score = score_of(call("its import", variant.fetch, IMPORT_SECONDS))
