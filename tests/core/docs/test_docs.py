@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -126,6 +127,16 @@ def test_links_to_files_lead_somewhere(page: str):
     targets = [t for t in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in t]
     missing = [t for t in targets if not ((ROOT / page).parent / t).exists()]
     assert not missing
+
+
+def test_the_package_of_an_author_is_built_as_our_own_are():
+    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    (sample,) = (tomllib.loads(body) for kind, body in FENCE.findall(page) if kind == "toml" and "[project]" in body)
+    own = tomllib.loads((ROOT / "plugins" / "cpu" / "pyproject.toml").read_text())
+    assert sample["build-system"] == own["build-system"]
+    assert sample["project"]["requires-python"] == own["project"]["requires-python"]
+    assert set(sample["project"]["dependencies"]) <= set(own["project"]["dependencies"])
+    assert {"name", "version", "entry-points"} <= set(sample["project"])
 
 
 def test_pictures_are_made_by_the_script_and_shown_on_a_page():

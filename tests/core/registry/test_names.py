@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from opweave.contract import Backend, Device, Features, Kind, SetThreads, Stream
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Broken, NameConflict, Unavailable, UnknownNameError
 from opweave.host.memory import HostMemory
-from opweave.registry import Registry
+from opweave.registry import Registry, State
 from opweave.registry.naming import device_names, parse_spec
+from tests.support.plugins_for_tests import BACKEND, PluginFolder
 
 
 class Worker(Stream):
@@ -269,8 +271,22 @@ class TestRegister:
         class Bare(HostMemory):
             pass
 
-        with pytest.raises(Broken, match="Bare has no KernelTable"):
+        class Memory(HostMemory):
+            kernels = KernelTable()
+
+        class Rules(HostMemory):
+            def _why_not(self, step):
+                return "nothing runs here"
+
+        class Own(HostMemory):
+            def __init__(self):
+                self.kernels = KernelTable("f32")
+                self.kernels("neg")(lambda stream, op, out, x: lambda: None)
+
+        with pytest.raises(Broken, match=r"Bare has no KernelTable.*only holds memory that is KernelTable\(\)"):
             registry_of().register_device(Bare())
+        for usable in (Memory, Rules, Own):
+            assert registry_of().register_device(usable()).kernels is not None
 
 
 class Threads:
@@ -304,6 +320,60 @@ class TestExtensions:
         assert backend.extension("set_threads") is None
         assert backend.extension("priority") is None, "an attribute is no procedure"
         assert backend.extension("_devices") is None, "what begins with _ is private"
+
+
+NAMED = """
+class Acme(Backend):
+    name = "chosen"
+
+    def devices(self):
+        return [Unit()]
+"""
+SEVERAL = """
+class First(Backend):
+    name = "one"
+
+    def devices(self):
+        return [Unit()]
+
+class Second(First):
+    name = "two"
+
+@hookimpl
+def opweave_backends():
+    return [First(), Second()]
+"""
+
+
+def test_which_of_several_names_a_backend_has(tmp_path):
+    """As the table in ``docs/writing-a-backend.md`` says."""
+    with PluginFolder(tmp_path / "site") as folder:
+        folder.add("acme", dedent(BACKEND) + NAMED, entry="entry")
+        folder.add("pair", dedent(BACKEND) + SEVERAL, value="opweave_pair")
+        registry = folder.registry()
+        registry.load_all()
+        assert names(registry.devices()) == ["entry", "one", "two", "host"]
+    file = tmp_path / "by_file.py"
+    file.write_text(dedent(BACKEND) + NAMED)
+    registry = registry_of()
+    assert registry.load(file).devices == ("by_file",)
+    assert registry.register(Family("given", Unit())).name == "given"
+    assert registry.register(Family("", Unit())).name == "family"
+    with pytest.raises(NameConflict, match="both claim the name 'by_file'"):
+        registry.register(Family("by_file", Unit()))
+
+
+@pytest.mark.parametrize(("first", "second", "left"), [("acme", "other", ["acme"]), ("one", "other", [])])
+def test_which_of_two_plugins_keeps_a_name(tmp_path, first, second, left):
+    with PluginFolder(tmp_path / "site") as folder:
+        for distribution in (first, second):
+            folder.add(distribution, entry="acme")
+        registry = folder.registry()
+        registry.load_all()
+        assert names(registry.devices()) == [*left, "host"]
+        broken = [record for record in registry.plugins() if record.error]
+        assert len(broken) == 2 - len(left)
+        assert all("opweave-other" in record.error and record.state is State.BROKEN for record in broken)
 
 
 def test_the_module_asks_the_registry_of_the_process():

@@ -313,10 +313,8 @@ def check_device(device: object) -> None:
     if not isinstance(device.kernels, KernelTable) or not (
         device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
     ):
-        raise Broken(
-            f"{cls} has no KernelTable as its attribute `kernels`",
-            remedy="set kernels = KernelTable(...), or KernelTable() for a device that only holds memory",
-        )
+        why = f"{cls} has no KernelTable as its attribute `kernels`"
+        raise Broken(f"{why}; of a device that only holds memory that is KernelTable()")
     if not isinstance(device.shared_spaces, (tuple, list)):
         raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
     for space in (device.space, *device.shared_spaces):
