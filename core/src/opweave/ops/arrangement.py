@@ -133,9 +133,15 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return node(FLIP, (x,), {"axes": turned}) if turned else x
 
 
+def _roll_infer(x: Tensor, *, shifts: Shape) -> tuple[Shape, DType]:
+    if len(shifts) != x.ndim or any(not 0 <= by < max(n, 1) for by, n in zip(shifts, x.shape, strict=True)):
+        raise ShapeError(f"roll: shifts {shifts} are not one number 0 .. n - 1 for each axis of {x.describe()}")
+    return x.shape, x.dtype
+
+
 ROLL = OpDef(
     "roll",
-    infer=_kept,
+    infer=_roll_infer,
     reference=lambda x, *, shifts: np.roll(x, shifts, tuple(range(x.ndim))),
     formula="y[..., (i + shift) mod n, ...] = x[..., i, ...] along each axis",
     exact=True,

@@ -88,7 +88,16 @@ def hadamard_transform(x: Any, scale: float = 1.0) -> Tensor:
 
 
 def _solve_infer(a: Tensor, b: Tensor, *, upper: bool, unitriangular: bool) -> tuple[Shape, DType]:
+    _check_system(a, b)
+    if a.shape[:-2] != b.shape[:-2]:
+        raise ShapeError(f"solve_triangular: the leading axes of {a.describe()} and {b.describe()} differ")
     return b.shape, b.dtype
+
+
+def _check_system(a: Tensor, b: Tensor) -> None:
+    """Raises `ShapeError` unless A is square and has as many rows as b."""
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] != b.shape[-2]:
+        raise misfit("solve_triangular", "A (..., n, n) and b (..., n, columns)", a, b)
 
 
 def _solve(a: Array, b: Array, *, upper: bool, unitriangular: bool) -> Array:
@@ -135,8 +144,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool = False, unitriangular: bool
     """
     op = "solve_triangular"
     m, x = floats(op, a, b)
-    if m.ndim < 2 or x.ndim < 2 or m.shape[-1] != m.shape[-2] or m.shape[-1] != x.shape[-2]:
-        raise misfit(op, "A (..., n, n) and b (..., n, columns)", m, x)
+    _check_system(m, x)
     try:
         lead = np.broadcast_shapes(m.shape[:-2], x.shape[:-2])
     except ValueError:

@@ -27,15 +27,37 @@ def _reduced(x: Tensor, *, axes: tuple[int, ...], **attrs: Any) -> tuple[Shape, 
     return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
 
 
-def _reduction(name: str, reference: Callable[..., Any], formula: str, *, flops: int = 1, **facts: Any) -> OpDef:
+def _extreme(name: str) -> Callable[..., tuple[Shape, DType]]:
+    """The shape rule of ``max`` and ``min``."""
+
+    def infer(x: Tensor, *, axes: tuple[int, ...]) -> tuple[Shape, DType]:
+        if not _count(x, axes):
+            raise ShapeError(
+                f"{name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
+            )
+        return _reduced(x, axes=axes)
+
+    return infer
+
+
+def _reduction(
+    name: str,
+    reference: Callable[..., Any],
+    formula: str,
+    *,
+    infer: Callable[..., tuple[Shape, DType]] = _reduced,
+    flops: int = 1,
+    **facts: Any,
+) -> OpDef:
     """The definition of an operation that drops ``axes``.
 
     Args:
+        infer: the shape rule.
         flops: floating-point operations for each element of the source.
         facts: further ones, as `OpDef` has them.
     """
     return OpDef(
-        name, infer=_reduced, reference=reference, flops=lambda out: flops * out.srcs[0].size, formula=formula, **facts
+        name, infer=infer, reference=reference, flops=lambda out: flops * out.srcs[0].size, formula=formula, **facts
     )
 
 
@@ -54,10 +76,6 @@ def _reduce(op: OpDef, value: Any, axis: Axes, keepdims: bool, integers: DType |
         raise ShapeError(
             f"{op.name}: axis is an integer, a tuple of them or None, not {axis!r}; the operand is {x.describe()}"
         ) from None
-    if op in (MAX, MIN) and any(x.shape[a] == 0 for a in axes):
-        raise ShapeError(
-            f"{op.name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
-        )
     kept = as_flag(op.name, "keepdims", keepdims)
     source = x if integers is None or x.dtype.is_float else cast(x, integers)
     result = node(op, (source,), {"axes": axes, **attrs}) if axes or op is VAR else source
@@ -147,6 +165,7 @@ MAX = _reduction(
     "max",
     lambda x, *, axes: np.max(wide(x), axes),
     "max x over axes",
+    infer=_extreme("max"),
     exact=True,
     runs_like="sum",
     samples=over_rows("max", -1),
@@ -165,7 +184,14 @@ def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(MAX, x, axis, keepdims)
 
 
-MIN = _reduction("min", lambda x, *, axes: np.min(wide(x), axes), "min x over axes", exact=True, runs_like="max")
+MIN = _reduction(
+    "min",
+    lambda x, *, axes: np.min(wide(x), axes),
+    "min x over axes",
+    infer=_extreme("min"),
+    exact=True,
+    runs_like="max",
+)
 
 
 @builds(MIN)
@@ -176,9 +202,15 @@ def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce(MIN, x, axis, keepdims)
 
 
+def _argmax_infer(x: Tensor, *, axis: int) -> tuple[Shape, DType]:
+    if not x.shape[axis]:
+        raise ShapeError(f"argmax: of no elements none is the largest; the operand is {x.describe()}")
+    return (*x.shape[:axis], *x.shape[axis + 1 :]), i64
+
+
 ARGMAX = OpDef(
     "argmax",
-    infer=lambda x, *, axis: ((*x.shape[:axis], *x.shape[axis + 1 :]), i64),
+    infer=_argmax_infer,
     reference=lambda x, *, axis: np.argmax(wide(x), axis),
     index_out=True,
     flops=_source_flops,
@@ -202,8 +234,6 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     x = unquantized("argmax", x)
     flat = x if axis is not None else reshape(x, (x.size,))
     at = as_axis("argmax", 0 if axis is None else axis, flat)
-    if not flat.shape[at]:
-        raise ShapeError(f"argmax: of no elements none is the largest; the operand is {x.describe()}")
     result = node(ARGMAX, (flat,), {"axis": at})
     if not as_flag("argmax", "keepdims", keepdims):
         return result

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import BoundsError
-from opweave.graph.dtypes import i64
+from opweave.graph.dtypes import DType, i64
+from opweave.graph.layout import Shape
 from opweave.graph.opdef import OpDef, build, flops_per_element
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.indexing import take_along_axis
@@ -95,9 +96,16 @@ def argsort(x: Any, axis: int = -1, descending: bool = False, stable: bool = Tru
     return node(ARGSORT, (x,), {"axis": at, **flags})
 
 
+def _top_k_infer(x: Tensor, *, k: int, axis: int) -> tuple[Shape, DType]:
+    n = x.shape[axis]
+    if not 0 <= k <= n:
+        raise BoundsError(f"top_k: k = {k} is outside of 0 .. {n}, axis {axis} of the operand {x.describe()}")
+    return (*x.shape[:axis], k, *x.shape[axis + 1 :]), i64
+
+
 TOP_K = OpDef(
     "top_k",
-    infer=lambda x, *, k, axis: ((*x.shape[:axis], k, *x.shape[axis + 1 :]), i64),
+    infer=_top_k_infer,
     reference=lambda x, *, k, axis: np.take(_order(x, axis, True), range(k), axis),
     index_out=True,
     flops=lambda out: out.srcs[0].size,
@@ -129,8 +137,5 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
         ShapeError: ``k`` is no integer.
     """
     x, at = _on_axis("top_k", x, axis)
-    k = as_integer("top_k", "k", k)
-    if not 0 <= k <= x.shape[at]:
-        raise BoundsError(f"top_k: k = {k} is outside of 0 .. {x.shape[at]}, axis {at} of the operand {x.describe()}")
-    indices = node(TOP_K, (x,), {"k": k, "axis": at})
+    indices = node(TOP_K, (x,), {"k": as_integer("top_k", "k", k), "axis": at})
     return take_along_axis(x, indices, at), indices

@@ -1,0 +1,62 @@
+"""Shape rules by themselves: a node that is made without its builder, as from a saved graph, is checked as well."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import opweave as ow
+from opweave.conformance import CASES
+from opweave.conformance.trial import the_node
+from opweave.errors import OpweaveError
+from opweave.graph.opdef import find_op
+from opweave.graph.tensor import node
+
+DERIVED = {"interpolate", "rope"}
+"""Their builders make attributes from the lengths of axes; those of other lengths are as good."""
+
+
+@pytest.mark.parametrize("op", sorted({case.op for case in CASES} - {"custom"} - DERIVED))
+def test_shape_rules_refuse_what_builders_refuse(op):
+    """Kernels read and write what attributes and shapes say: what does not go together must not reach them."""
+    rng, tried = random.Random(0), 0
+    for case in CASES:
+        plain = all(o.layout == "contiguous" for o in case.operands)
+        if case.op != op or not case.operands or not plain or "-with-" in case.id:
+            continue
+        made = the_node(case.build(*case.tensors()))
+        if any(source.op is not None for source in made.srcs):
+            continue
+        for _ in range(12):
+            shapes = [tuple([rng.choice([n, n, n, 1, 2, n + 1, 0]) for n in o.shape]) for o in case.operands]
+            sized = [o._replace(shape=shape) for o, shape in zip(case.operands, shapes, strict=True)]
+            try:
+                tensors = {f"x{i}": operand.tensor(f"x{i}") for i, operand in enumerate(sized)}
+            except OpweaveError:
+                continue
+            try:
+                case.build(*tensors.values())
+            except OpweaveError as error:
+                sources = tuple([tensors[source.name] for source in made.srcs])
+                assert _refused(made, sources), f"{case.id} with {shapes}: the builder says {error}"
+        tried += 1
+        if tried == 40:
+            break
+
+
+def _refused(made: ow.Tensor, sources: tuple[ow.Tensor, ...]) -> bool:
+    assert made.op is not None
+    try:
+        node(made.op, sources, made.attrs)
+    except OpweaveError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("shifts", [(3, 0), (0, 1), (-1, 0), (1,), (1, 0, 0)])
+def test_roll_takes_one_shift_within_each_axis(shifts):
+    x = ow.input("x", (2, 1))
+    assert node(find_op("roll"), (x,), {"shifts": (1, 0)}).shape == (2, 1)
+    with pytest.raises(ow.ShapeError, match=r"one number 0 \.\. n - 1 for each axis"):
+        node(find_op("roll"), (x,), {"shifts": shifts})
