@@ -154,6 +154,19 @@ def test_comparisons_and_bool_stay_in_registers():
     np.testing.assert_array_equal(got[2], a > 0.25)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "i8", "u8", "i16", "i32", "i64", "f32", "f64"])
+def test_numbers_are_compared_as_numpy_compares_them(dtype):
+    """In passes long enough to be compiled: true is above false, and 200 above 100 also in one byte."""
+    rng, kind = np.random.default_rng(0), as_dtype(dtype).numpy
+    low, high = (0, 2) if dtype == "bool" else (0, 256) if dtype == "u8" else (-128, 128)
+    values = [rng.integers(low, high, 1 << 18).astype(kind) for _ in range(2)]
+    a, b = (ow.input(name, (1 << 18,), dtype) for name in "ab")
+    with ow.Scheduler("cpu") as scheduler:
+        for name in ("less", "less_equal", "equal", "not_equal", "minimum", "maximum"):
+            got = scheduler.build(getattr(ow, name)(a, b)).run(a=values[0], b=values[1])
+            np.testing.assert_array_equal(got, getattr(np, name)(*values), err_msg=name)
+
+
 def test_a_chain_is_one_call_and_its_inner_values_have_no_memory():
     x = ow.input("one_call_a", (1 << 16,))
     program = ow.Scheduler("cpu").build(ow.exp(x * 0.5) * ow.tanh(x) - x)

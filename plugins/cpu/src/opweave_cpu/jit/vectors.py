@@ -120,7 +120,9 @@ class Vector:
         """Where ``self sign value`` holds, as bool; with NaN only ``!=`` does."""
         other = self.other(value).value
         if not self.is_float:
-            return Vector(self.code, self.code.icmp_signed(sign, self.value, other), "bool")
+            # As a signed number, true is -1.
+            integers = self.code.icmp_unsigned if self.kind == "bool" else self.code.icmp_signed
+            return Vector(self.code, integers(sign, self.value, other), "bool")
         test = self.code.fcmp_unordered if sign == "!=" else self.code.fcmp_ordered
         return Vector(self.code, test(sign, self.value, other), "bool")
 
