@@ -18,7 +18,7 @@ from opweave.graph.tensor import Tensor
 from opweave.host.storage import dense_arg, write
 from opweave.leaf_memory import withdraw
 
-__all__ = ["evict", "rewrite"]
+__all__ = ["evict", "has_copies", "rewrite"]
 
 Array = np.ndarray[Any, Any]
 
@@ -52,6 +52,19 @@ def rewrite(values: Mapping[Tensor, Array]) -> None:
             dependent._refresh(token)
 
     _when_idle(buffers, work)
+
+
+def has_copies(tensor: Tensor) -> bool:
+    """Whether programs read anything but the array that a read-only leaf was made of: what is written to the array,
+    past opweave, is then not seen before `rewrite`."""
+    leaf = tensor.leaf
+    assert leaf is not None
+    if leaf.data is None or leaf.converted or leaf.shards is not None:
+        return True
+    found = _locations(tensor)
+    return any(not _lies_in(leaf.data, where) for where in found) or any(
+        dependent.keeps_copies for where in found for dependent in where.buffer.dependents
+    )
 
 
 def _with_converted(tensor: Tensor, array: Array) -> Iterator[tuple[Tensor, Array]]:

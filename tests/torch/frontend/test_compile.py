@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 import opweave as ow
+import opweave_torch
 from opweave.errors import SchedulerError, UnknownNameError
+from opweave_torch.frontend.contents import SAMPLES, Contents
 from tests.support.torch_nets import Llama, ids, picture
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -184,3 +187,147 @@ def test_dropout_drops_the_same_in_forward_and_backward() -> None:
 def test_wrong_options(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=error.__name__):
         torch.compile(lambda x: x + 1, backend="opweave", options=options)(torch.ones(3))
+
+
+DEVICES = ("cpu", "torch:cpu", "ort:cpu", "opencl:0")
+
+
+def on(device: str) -> list[str]:
+    try:
+        ow.device(device)
+    except ow.OpweaveError as error:
+        pytest.skip(str(error))
+    return list(dict.fromkeys([device, "host"]))
+
+
+WRITTEN: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 8)), lambda: torch.randn(4, 64)),
+    "packed": (lambda: nn.Sequential(nn.Linear(512, 640)), lambda: torch.randn(64, 512)),
+    "folded": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)),
+        lambda: torch.randn(2, 3, 12, 12),
+    ),
+    "known statistics": (lambda: nn.Sequential(nn.BatchNorm1d(8), nn.ReLU()), lambda: torch.randn(5, 8)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(20, 8), nn.LayerNorm(8)), lambda: torch.randint(20, (2, 5))),
+}
+
+
+def by_data(module: nn.Module) -> None:
+    """As exponential averages, clipping and merges of adapters write."""
+    for p in module.parameters():
+        p.data.mul_(2.0).add_(0.25)
+
+
+def of_one_element(module: nn.Module) -> None:
+    next(iter(module.parameters())).data.view(-1)[-1] += 3.0
+
+
+def by_numpy(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.detach().numpy()[...] *= -1.5
+
+
+def of_buffers(module: nn.Module) -> None:
+    for b in module.buffers():
+        if b.is_floating_point():
+            b.data.add_(0.5)
+
+
+def in_training(module: nn.Module) -> None:
+    """An optimizer, and statistics that training updates."""
+    module.train()
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    with torch.enable_grad():
+        out: torch.Tensor = module(module.given)
+        out.square().sum().backward()
+    optimizer.step()
+    module.eval()
+
+
+def by_loading(module: nn.Module) -> None:
+    module.load_state_dict({k: v + 1 if v.is_floating_point() else v for k, v in module.state_dict().items()})
+
+
+def by_replacing(module: nn.Module) -> None:
+    """Parameters in other memory; that of the old ones is freed, and may be theirs next time."""
+    for layer in module.modules():
+        for name, p in list(layer.named_parameters(recurse=False)):
+            setattr(layer, name, nn.Parameter(p.detach() * 1.5))
+
+
+def of_storage(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.data = (p.data * 0.5 + 1).clone()
+        p.data.set_((p.data * 2).clone())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_call_sees_what_was_written_to_parameters(device: str, kind: str) -> None:
+    names = on(device)
+    make, given = WRITTEN[kind]
+    module, x = make().eval(), given()
+    module.given = x
+    run = compiled(module, *names)
+    with torch.no_grad():
+        run(x)
+        for write in (by_data, of_one_element, by_numpy, of_buffers, in_training, by_loading, by_replacing, of_storage):
+            write(module)
+            torch.testing.assert_close(run(x), module(x), rtol=1e-3, atol=1e-3, msg=lambda m, w=write: f"{w}: {m}")
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
+def test_large_parameters_are_compared_by_samples_which_is_said(device: str) -> None:
+    names = on(device)
+    module, x = nn.Linear(300, 200).eval(), torch.randn(2, 300)
+    run = torch.compile(module, backend="opweave", options={"devices": names, "compared": 1000})
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(x)
+        run(x)
+        by_data(module)
+        torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-4)
+        module.weight.data.view(-1).view(torch.uint8)[2] ^= 0xFF  # between two samples
+        opweave_torch.refresh()
+        torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-4)
+    said = [str(w.message) for w in caught if issubclass(w.category, ow.OpweaveWarning)]
+    if device == "cpu":  # parameters are used where they lie
+        assert not said
+    else:
+        assert len(said) == 2
+        assert "235 KiB" in said[0]
+        assert "opweave_torch.refresh()" in said[0]
+
+
+def test_an_imported_model_sees_what_was_written() -> None:
+    module, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval(), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        for names in (["cpu"], ["torch:cpu"]):
+            with opweave_torch.import_program(torch.export.export(module, (x,)), names) as model:
+                for write in (by_data, by_numpy, of_buffers):
+                    torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-4)
+                    write(module)
+                torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-4)
+                built = model.traced[0]
+                model.refresh()
+                torch.testing.assert_close(model(x), module(x), rtol=1e-4, atol=1e-4)
+                assert model.traced[0] == built + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize("compared", [0, 1 << 22])
+def test_contents(dtype: torch.dtype, compared: int) -> None:
+    """NaN equals itself; each byte counts where all are compared; views that are not dense, and no elements."""
+    for shape in ((), (0,), (1,), (7,), (3, 300_001)):
+        whole = torch.zeros(shape, dtype=dtype)
+        if dtype.is_floating_point:
+            whole.fill_(float("nan"))
+        tensors = [whole, whole.t() if whole.ndim == 2 else whole]
+        contents = Contents(tensors, compared)
+        assert contents.exact is (whole.nbytes * 2 <= max(compared, SAMPLES))
+        assert not contents.changed()
+        if whole.numel():
+            whole.view(-1)[-1] = 1
+            assert contents.changed() or not contents.exact
+            whole.fill_(1)
+            assert contents.changed()

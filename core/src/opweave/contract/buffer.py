@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
         Attributes:
             when_idle: calls a function while no run in flight uses it; ``None``: waiting for the device is enough.
+            keeps_copies: whether it may keep other forms of read-only memory, which `_refresh` makes again.
         """
 
+        @property
+        def keeps_copies(self) -> bool: ...
         @property
         def when_idle(self) -> Callable[[Callable[[], Any]], Any] | None: ...
         def _invalidate(self, why: str) -> None: ...

@@ -102,6 +102,11 @@ class Plan:
     when_idle: Final = None
     """Waiting for the device is enough; see `Dependent` in `opweave.contract.buffer`."""
 
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether one of the calls keeps another form of read-only memory."""
+        return any(getattr(call, "refresh", None) is not None for call in self._calls or ())
+
     def _refresh(self, token: object) -> None:
         """Read-only memory of the calls was written: those that keep copies of it make them again (``refresh``)."""
         for call in self._calls or ():

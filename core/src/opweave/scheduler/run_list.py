@@ -270,6 +270,9 @@ class RunList:
         """Called by a buffer that its calls use, when its memory is given back."""
         self.ended = self.ended or why
 
+    keeps_copies: Final = False
+    """Its plans may do."""
+
     def _refresh(self, token: object) -> None:
         """Called when read-only memory was written. Does nothing: the plans are told themselves."""
 

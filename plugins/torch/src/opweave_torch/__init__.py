@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from opweave_torch.backend import TorchBackend
 
 if TYPE_CHECKING:
-    from opweave_torch.frontend import Model, import_program
+    from opweave_torch.frontend import Model, import_program, refresh
 
-__all__ = ["Model", "TorchBackend", "import_program"]
+__all__ = ["Model", "TorchBackend", "import_program", "refresh"]
 
 
 def __getattr__(name: str) -> Any:

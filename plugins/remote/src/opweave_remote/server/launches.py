@@ -109,6 +109,9 @@ class BoundLaunch:
         self._ended = why
         self._sources = []
 
+    keeps_copies: Final = False
+    """The plans may do."""
+
     def _refresh(self, token: object) -> None:
         """Called when read-only memory was written: the plans are dependents too, and do what is needed."""
 

@@ -21,13 +21,15 @@ class Call:
     Attributes:
         node: of the graph of ATen.
         known: for a tensor whose values are known when the graph is traced, a weight or a constant, these values.
+        used: the tensors whose values somebody asked for.
     """
 
-    __slots__ = ("_known", "node")
+    __slots__ = ("_known", "node", "used")
 
-    def __init__(self, node: torch.fx.Node, known: Mapping[Tensor, torch.Tensor]) -> None:
+    def __init__(self, node: torch.fx.Node, known: Mapping[Tensor, torch.Tensor], used: set[Tensor]) -> None:
         self.node: Final = node
         self._known: Final = known
+        self.used: Final = used
 
     @property
     def dtype(self) -> DType:
@@ -38,7 +40,10 @@ class Call:
 
     def known(self, value: Any) -> torch.Tensor | None:
         """The values of a tensor that are known, ``None`` for what devices compute."""
-        return self._known.get(value) if isinstance(value, Tensor) else None
+        found = self._known.get(value) if isinstance(value, Tensor) else None
+        if found is not None:
+            self.used.add(value)
+        return found
 
     def common(self, a: Any, b: Any) -> DType:
         """The dtype to which torch promotes two operands, tensors or numbers."""

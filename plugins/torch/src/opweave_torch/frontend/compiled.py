@@ -11,6 +11,7 @@ from functools import cache, partial
 from threading import RLock
 from typing import Any, Final
 from warnings import catch_warnings, simplefilter
+from weakref import WeakSet
 
 import torch
 
@@ -21,9 +22,9 @@ from opweave_torch.frontend.operators import OPERATORS
 from opweave_torch.frontend.runner import Runner
 from opweave_torch.frontend.source import Source, check_operators
 
-__all__ = ["opweave"]
+__all__ = ["opweave", "refresh"]
 
-OPTIONS: Final = ("devices", "placement", "precision", "max_programs")
+OPTIONS: Final = ("devices", "placement", "precision", "max_programs", "compared")
 
 
 def opweave(
@@ -32,13 +33,14 @@ def opweave(
     """Compile a graph that torch captured. Called by torch.
 
     Without gradients, parameters stay where they are and are weights of opweave; when one of them was changed in the
-    meantime, by an optimizer or ``load_state_dict``, programs are built anew. With gradients, forward and backward are
+    meantime, and devices have copies of it, programs are built anew. With gradients, forward and backward are
     graphs of opweave, and parameters are fed to both.
 
     Args:
         module: the graph.
         example_inputs: what it is called with.
-        options: ``devices``, ``placement``, ``precision``, ``max_programs``, as of `opweave_torch.import_program`.
+        options: ``devices``, ``placement``, ``precision``, ``max_programs``, ``compared``, as of
+            `opweave_torch.import_program`.
 
     Raises:
         UnknownNameError: an option that does not exist, or a device.
@@ -51,14 +53,14 @@ def opweave(
     devices = given.get("devices")
     if isinstance(devices, str) or not isinstance(devices, (Sequence, type(None), ow.Scheduler)):
         raise SchedulerError(f"devices is a list of devices or their names, or a scheduler, not {devices!r:.60}")
-    most = given.get("max_programs", 64)
+    limits: dict[str, int] = {name: given[name] for name in ("max_programs", "compared") if name in given}
     if isinstance(devices, ow.Scheduler):
         scheduler = devices
     else:
         names = None if devices is None else tuple(devices)
         scheduler = _scheduler(names, given.get("placement", "priority"), given.get("precision", "exact"))
-    learning = partial(_compiled, scheduler=scheduler, max_programs=most, fixed=False)
-    inferring = partial(_compiled, scheduler=scheduler, max_programs=most, fixed=True)
+    learning = partial(_compiled, scheduler=scheduler, limits=limits, fixed=False)
+    inferring = partial(_compiled, scheduler=scheduler, limits=limits, fixed=True)
     compiler = by_autograd(
         fw_compiler=learning, bw_compiler=learning, inference_compiler=inferring, decompositions=_decompositions()
     )
@@ -83,7 +85,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _compiled(
-    module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, scheduler: ow.Scheduler, max_programs: int,
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, scheduler: ow.Scheduler, limits: Mapping[str, int],
     fixed: bool,
 ) -> Callable[..., Any]:  # fmt: skip
     fed = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -91,21 +93,33 @@ def _compiled(
     outputs = results if isinstance(results, (list, tuple)) else [results]
     source = Source("the compiled module", module, {}, fed, outputs)
     check_operators(source)
-    run = _Compiled(source, scheduler, max_programs, parameter_places() if fixed else ())
+    run = _Compiled(source, scheduler, limits, parameter_places() if fixed else ())
+    _COMPILED.add(run)
     return called_with_a_list(run)
+
+
+def refresh() -> None:
+    """Let all modules that ``torch.compile`` compiled for opweave read their parameters again at the next call: after
+    writes that torch does not count (``Tensor.data``, arrays of NumPy over the same memory) to few elements of many.
+    Other writes are noticed without it."""
+    for compiled in list(_COMPILED):
+        compiled.refresh()
 
 
 class _Compiled:
     """One graph, called with its arguments.
 
     Args:
+        limits: ``max_programs`` and ``compared`` of `Runner`, where they are given.
         fixed: the places of arguments that are weights.
     """
 
-    def __init__(self, source: Source, scheduler: ow.Scheduler, max_programs: int, fixed: Sequence[int]) -> None:
+    def __init__(
+        self, source: Source, scheduler: ow.Scheduler, limits: Mapping[str, int], fixed: Sequence[int]
+    ) -> None:
         self._source: Final = source
         self._scheduler: Final = scheduler
-        self._max_programs: Final = max_programs
+        self._limits: Final = limits
         self._fixed: Final = [i for i in fixed if isinstance(source.fed[i].meta.get("val"), torch.Tensor)]
         left = set(range(len(source.fed))) - set(self._fixed)
         self._free: Final = sorted(left)
@@ -119,6 +133,11 @@ class _Compiled:
         runner = self._runner(args)
         results = runner.run([_argument(args[i]) for i in self._free], on_device=self._away)
         return [_as_promised(result, value) for result, value in zip(results, self._promised, strict=True)]
+
+    def refresh(self) -> None:
+        """Read the parameters again at the next call."""
+        with self._lock:
+            self._bound = None
 
     def _runner(self, args: Sequence[Any]) -> Runner:
         """The runner with these parameters as weights: a new one, if they were changed since the last call."""
@@ -134,8 +153,12 @@ class _Compiled:
             source = Source(
                 self._source.where, self._source.module, leaves, [fed[i] for i in self._free], self._source.outputs
             )
-            self._bound = state, Runner(source, self._scheduler, None, self._max_programs)
+            self._bound = state, Runner(source, self._scheduler, None, **self._limits)
             return self._bound[1]
+
+
+_COMPILED: Final[WeakSet[_Compiled]] = WeakSet()
+"""Those that are still in use."""
 
 
 def _argument(value: Any) -> Any:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import opweave as ow
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError
+from opweave_torch.frontend.contents import COMPARED
 from opweave_torch.frontend.runner import Runner
 from opweave_torch.frontend.source import read_program
 from opweave_torch.frontend.values import dtype_of, shape_and_dtype
@@ -133,6 +134,11 @@ class Model:
             raise DTypeError(f"buffer {name!r} is {state.dtype}, not {dtype}")
         self.runner.write(name, values)
 
+    def refresh(self) -> None:
+        """Read the parameters of the module again: after writes to few elements of many, past opweave, that a call does
+        not notice. Programs are built anew; buffers that the module changes keep their values."""
+        self.runner.refresh()
+
     def close(self) -> None:
         """Give up all programs, and the scheduler with its streams if `import_program` made it."""
         self.runner.close()
@@ -210,11 +216,14 @@ def import_program(
     weights: Any = None,
     precision: Any = "exact",
     max_programs: int = 64,
+    compared: int = COMPARED,
 ) -> Model:
     """A module of torch, exported by ``torch.export.export(module, args)``, over any mix of devices.
 
-    Parameters stay in the memory of the module, where devices use it in place; do not change them afterwards. Buffers
-    that the module changes become states, which begin with the buffers' values; the module's own stay as they are.
+    Parameters stay in the memory of the module, where devices use it in place. Of those of which devices keep copies,
+    and of those that something was computed of beforehand, each call notices whether they were written
+    (`Model.refresh`). Buffers that the module changes become states, which begin with the buffers' values; the
+    module's own stay as they are.
 
     Args:
         program: what ``torch.export.export`` returned. Dynamic dimensions stay dynamic: each combination of shapes gets
@@ -226,6 +235,8 @@ def import_program(
             names to devices. ``None``: they are brought to the devices that use them.
         precision: as of `opweave.Scheduler`.
         max_programs: for how many combinations of shapes programs are kept.
+        compared: bytes of parameters of which there are copies up to which each call compares all of them with what
+            they were; of more, 64 Ki bytes evenly spread, which a warning says.
 
     Operators that opweave has no operation for are computed by torch on the host, as custom nodes.
 
@@ -239,11 +250,11 @@ def import_program(
         raise DTypeError(f"import_program takes what torch.export.export returns, not {type(program).__name__}")
     source = read_program(program)
     if isinstance(devices, ow.Scheduler):
-        return Model(program, Runner(source, devices, weights, max_programs), owned=False)
+        return Model(program, Runner(source, devices, weights, max_programs, compared), owned=False)
     names: Sequence[Any] = list(ow.default_devices()) if devices is None else devices
     scheduler = ow.Scheduler(names, placement=placement, precision=precision)
     try:
-        return Model(program, Runner(source, scheduler, weights, max_programs), owned=True)
+        return Model(program, Runner(source, scheduler, weights, max_programs, compared), owned=True)
     except BaseException:
         scheduler.close()
         raise

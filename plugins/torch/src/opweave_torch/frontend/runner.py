@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from time import perf_counter
@@ -16,7 +17,11 @@ import opweave as ow
 from opweave.errors import HazardError
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import write_state
+from opweave.leaf_updates import has_copies
 from opweave.ops.movement import after
+from opweave.units import human_bytes
+from opweave.warning import OpweaveWarning
+from opweave_torch.frontend.contents import COMPARED, Contents
 from opweave_torch.frontend.folding import fold, fold_batch_norms
 from opweave_torch.frontend.source import Source
 from opweave_torch.frontend.trace import Trace
@@ -64,27 +69,51 @@ class Runner:
         weights: parameters, buffers that do not change, and what was made of them, by name.
         states: buffers that the graph changes, by name.
         traced: how often the graph was traced, and the seconds it took, building programs included.
+
+    Args:
+        compared: bytes of parameters of which there are copies up to which each call compares all of them.
     """
 
-    def __init__(self, source: Source, scheduler: ow.Scheduler, weights: Any = None, max_programs: int = 64) -> None:
+    weights: ow.Weights
+
+    def __init__(
+        self, source: Source, scheduler: ow.Scheduler, weights: Any = None, max_programs: int = 64,
+        compared: int = COMPARED,
+    ) -> None:  # fmt: skip
         self.source: Final = source
         self.scheduler: Final = scheduler
         self.max_programs: Final = max_programs
         self.traced = (0, 0.0)
         self._lock: Final = RLock()
         self._programs: Final[OrderedDict[Any, Traced]] = OrderedDict()
+        self.states: Final[dict[str, Tensor]] = {}
+        self._pending: Final[dict[str, np.ndarray[Any, Any]]] = {}
+        self._placed: Final = weights
+        self._compared: Final = compared
+        self._remarked = False
+        self._read()
+
+    def _read(self) -> None:
+        """Read parameters, constants and buffers: make weights of them, and fold what depends on them alone."""
+        source = self.source
         norms, folded = fold_batch_norms(source), fold(source)
         unread = {*folded, *norms, *[made.conv for made in norms.values()]}
         named: dict[str, tuple[torch.fx.Node, torch.Tensor]] = {}
-        self._leaves: Final[dict[torch.fx.Node, Any]] = {}
-        self.states: Final[dict[str, Tensor]] = {}
-        self._pending: Final[dict[str, np.ndarray[Any, Any]]] = {}
+        self._leaves: dict[torch.fx.Node, Any] = {}
+        self._folded: list[torch.Tensor] = []  # what results were computed of beforehand
+        self._used: set[Tensor] = set()  # weights whose values graphs depend on
+        for node in _above(
+            [*folded, *[arg for norm, made in norms.items() for arg in (*made.conv.args[1:3], *norm.args[1:5])]]
+        ):
+            if node.op == "placeholder" and node.name in source.leaves:
+                self._folded.append(source.leaves[node.name][1].detach())
         for node in source.graph.nodes:
             if node.op == "placeholder" and node.name in source.states:
                 name, value = source.leaves[node.name]
-                self.states[name] = ow.state(name, tuple(value.shape), dtype_of(value.dtype, f"buffer {name!r}"))
+                if name not in self.states:
+                    self.states[name] = ow.state(name, tuple(value.shape), dtype_of(value.dtype, f"buffer {name!r}"))
+                    self._pending[name] = array_of(value).copy()
                 self._leaves[node] = self.states[name]
-                self._pending[name] = array_of(value).copy()
             elif node.op == "placeholder" and node.name in source.leaves:
                 if any(user not in unread for user in node.users):
                     name, value = source.leaves[node.name]
@@ -103,17 +132,50 @@ class Runner:
             for part in ("weight", "bias"):
                 named[f"{made.conv.name}.{part}"] = made.conv, getattr(made, part)
         arrays = {name: array_of(value) for name, (_, value) in named.items()}
-        self.weights: Final = ow.weights(arrays, weights)
-        self._known: Final = {self.weights[name]: value.detach() for name, (_, value) in named.items()}
-        self._norms: Final = {norm: made.conv for norm, made in norms.items()}
-        self._args: Final = {
+        self.weights = ow.weights(arrays, self._placed)
+        self._known = {self.weights[name]: value.detach() for name, (_, value) in named.items()}
+        self._norms = {norm: made.conv for norm, made in norms.items()}
+        self._args = {
             c: (c.args[0], self.weights[f"{c.name}.weight"], self.weights[f"{c.name}.bias"], *c.args[3:])
             for c in self._norms.values()
         }
         self._leaves.update({node: self.weights[name] for name, (node, _) in named.items() if node not in self._args})
+        made_here = set(self._norms.values()) | folded.keys()
+        self._given = [self.weights[name] for name, (node, _) in named.items() if node not in made_here]
+        self._contents: Contents | None = None
+
+    def refresh(self) -> None:
+        """Read parameters and buffers that do not change again; programs are built anew."""
+        with self._lock:
+            self.close()
+            self._read()
+
+    def _look(self) -> None:
+        """Read the parameters again if they were written since copies were made of them."""
+        with self._lock:
+            if self._contents is not None and self._contents.changed():
+                self.refresh()
+
+    def _note_contents(self) -> None:
+        """Note what parameters contain of which there are copies: on devices, in the forms that kernels keep, in what
+        was folded."""
+        copied = [self._known[leaf] for leaf in self._given if leaf in self._used or has_copies(leaf)]
+        self._contents = Contents([*copied, *self._folded], self._compared)
+        if not self._contents.exact and not self._remarked:
+            self._remarked = True
+            size = sum([t.nbytes for t in (*copied, *self._folded)])
+            warnings.warn(
+                f"devices keep copies of {human_bytes(size)} of parameters of {self.source.where}, of which each call "
+                "compares samples: what is written to few of their elements through Tensor.data or arrays of NumPy is "
+                "not seen; call opweave_torch.refresh() after that, or raise the limit: options={'compared': BYTES} of "
+                "torch.compile, compared=BYTES of import_program",
+                OpweaveWarning,
+                stacklevel=2,
+            )
 
     def run(self, values: Sequence[Any], on_device: bool = False) -> list[Any]:
         """Run once, with tensors, arrays or numbers for the placeholders; returns tensors, or what else is returned."""
+        self._look()
         traced = self.built(values)
         found: Mapping[str, Any] = {}
         if traced.program is not None:
@@ -152,6 +214,7 @@ class Runner:
                 start = perf_counter()
                 traced = self._programs[key] = self._build(values, self.scheduler.build)
                 self._write_states()
+                self._note_contents()
                 self.traced = self.traced[0] + 1, self.traced[1] + perf_counter() - start
                 while len(self._programs) > self.max_programs:
                     _close(self._programs.popitem(last=False)[1])
@@ -210,6 +273,7 @@ class Runner:
         trace = Trace(
             self.source, self._leaves, self._known, self._norms, self._args, fed, Updates(self.source, states, in_place)
         )
+        self._used |= trace.used
         wanted: dict[str, Tensor] = {}
 
         def source_of(value: Any) -> Any:
@@ -243,6 +307,18 @@ class Runner:
             wanted[name] = after(wanted.get(name, ow.constant(0.0, "f32")), updates)
         inputs = _inputs_of(wanted, names)
         return Traced(wanted, inputs, results, written)
+
+
+def _above(nodes: Iterable[Any]) -> list[torch.fx.Node]:
+    """Nodes, and all that they are computed from; other values are left out."""
+    found: dict[torch.fx.Node, None] = {}
+    left = [node for node in nodes if isinstance(node, torch.fx.Node)]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found[node] = None
+            left += node.all_input_nodes
+    return list(found)
 
 
 def _is_spread(value: torch.Tensor) -> bool:

@@ -46,6 +46,7 @@ class Trace:
 
     Attributes:
         values: what each node stands for.
+        used: the weights and constants whose values the graph depends on.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Trace:
     ) -> None:
         self.source: Final = source
         self.updates: Final = updates
+        self.used: Final[set[Tensor]] = set()
         self.values: Final[dict[torch.fx.Node, Any]] = {**leaves, **dict(zip(source.fed, fed, strict=True))}
         self._known: Final = dict(known)
         self._constants: Final[dict[int, tuple[torch.Tensor, Tensor]]] = {}
@@ -125,7 +127,7 @@ class Trace:
         args, kwargs = torch.fx.node.map_aggregate(
             (args, kwargs), lambda v: self.tensor(v) if isinstance(v, torch.Tensor) else v
         )
-        call = Call(node, self._known)
+        call = Call(node, self._known, self.used)
         build = OPERATORS.get(target)
         result = build(call, *args, **kwargs) if build else run_by_torch(call, args, kwargs)
         return self._typed(result, node.meta.get("val"))
