@@ -863,6 +863,56 @@ def test_aborting_comes_from_any_thread():
         stream.abort()
 
 
+def test_calls_see_that_they_are_to_end_and_may_raise_then_what_they_like():
+    with HostDevice().open() as stream:
+        begun, raises = threading.Event(), [False, True]
+
+        def long() -> None:
+            begun.set()
+            while not stream.ending:
+                time.sleep(0.001)
+            if raises.pop(0):
+                raise ValueError("ended by the library")
+
+        plan = Plan(stream, [long, lambda: 1 / 0], 2)
+        for _ in range(2):
+            assert not stream.ending or begun.is_set()
+            begun.clear()
+            errors: list[BaseException] = []
+
+            def run(errors: list[BaseException] = errors) -> None:
+                try:
+                    plan.run()
+                except Exception as raised:
+                    errors.append(raised)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            assert begun.wait(10)
+            stream.abort()
+            thread.join(10)
+            assert [type(error) for error in errors] == [ow.Cancelled]
+            assert isinstance(stream.failure, ow.Cancelled)
+            stream.recover()
+        assert isinstance(errors[0].__cause__, ValueError)
+        Plan(stream, [lambda: None], 1).run()
+        assert not stream.ending
+
+
+def test_what_cannot_be_ended_early_is_said():
+    class Queue(Stream):
+        def _synchronize(self):
+            pass
+
+    class Ended(Queue):
+        def _abort(self):
+            pass
+
+    assert Stream.uncancellable() == ""
+    assert "queued goes on" in Queue.uncancellable()
+    assert Ended.uncancellable() == ""
+
+
 # --- fusing -----------------------------------------------------------------------------------------------------------
 
 
