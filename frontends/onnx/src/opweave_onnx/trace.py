@@ -25,9 +25,9 @@ from opweave.errors import (
 )
 from opweave.graph.tensor import Tensor
 from opweave_onnx.folding import FOLDED, fold
-from opweave_onnx.graphs import Graph, Node
+from opweave_onnx.graphs import Graph, Node, Value
 from opweave_onnx.stages import Name, Stage, arrays_in
-from opweave_onnx.tensors import Array
+from opweave_onnx.tensors import Array, numpy_of
 
 if TYPE_CHECKING:
     from opweave_onnx.session import Session
@@ -42,6 +42,10 @@ class _Cut(Exception):
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+
+
+class _NeverComputed(Exception):
+    """Raised where a graph that is never run needs a value that is computed."""
 
 
 class Frame:
@@ -83,6 +87,10 @@ class Call:
     def version(self) -> int:
         """The version of the operator set."""
         return self.node.version
+
+    def before(self, version: int) -> bool:
+        """Whether the node is of the standard domain, in a version before this one."""
+        return not self.node.domain and self.node.version < version
 
     def has(self, name: str) -> bool:
         """Whether an attribute is given."""
@@ -126,6 +134,16 @@ class Call:
         """The outputs of a graph in an attribute of this node, whose nodes are built in place of it."""
         return self.trace.inline(graph, inputs, self.trace.frame)
 
+    def never(self, graph: Graph, *inputs: Any) -> list[Any]:
+        """The outputs of a graph in an attribute of this node that is not run, of which only shapes and dtypes matter:
+        those that running it would give. Where these depend on computed values, they are those that the graph declares;
+        a length that it does not declare is 0.
+
+        Raises:
+            FormatError: they depend on computed values, and the graph does not declare them.
+        """
+        return self.trace.never(graph, inputs)
+
     def refuse(self, why: str) -> UnsupportedOpError:
         """The error for what is not supported."""
         return UnsupportedOpError(why)
@@ -146,6 +164,7 @@ class Trace:
         self.graph: Final = graph
         self._done: Final = done
         self._cuts = 0
+        self._runs = True  # False within a graph of which only shapes and dtypes are wanted
         self._constants: Final[dict[int, tuple[Array, Tensor]]] = {}
         self._frames: Final[list[Frame]] = []
         self.frame = Frame(graph, {name: self._fed(name, value) for name, value in feeds.items()}, None)
@@ -184,7 +203,7 @@ class Trace:
         try:
             with ow.scope(scoped(node.name)):
                 results = self._built(node, inputs)
-        except _Cut:
+        except (_Cut, _NeverComputed):
             raise
         except UnsupportedOpError as error:
             raise UnsupportedOpError(f"{self.session.where}: {node.describe()}: {error}", error.reasons) from error
@@ -226,11 +245,23 @@ class Trace:
         """The outputs of a graph whose nodes are built here."""
         if len(inputs) > len(graph.inputs):
             raise FormatError(f"graph {graph.name!r} has {len(graph.inputs)} inputs, and is given {len(inputs)}")
-        given = [*inputs, *[None] * (len(graph.inputs) - len(inputs))]
-        frame = Frame(graph, {v.name: value for v, value in zip(graph.inputs, given, strict=True)}, around)
+        given = {v.name: value for v, value in zip(graph.inputs, inputs, strict=False)}
+        given |= {v.name: None for v in graph.inputs[len(inputs) :] if v.name not in graph.initializers}
+        frame = Frame(graph, given, around)
         self._run(frame)
         # Results of a function that are not used need not be computed.
         return [frame.values.get(v.name) if around is None else frame[v.name] for v in graph.outputs]
+
+    def never(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+        """See `Call.never`."""
+        frames, frame, runs = list(self._frames), self.frame, self._runs
+        self._runs = False
+        try:
+            return self.inline(graph, inputs, frame)
+        except (_NeverComputed, OpweaveError) as error:
+            return [_declared(graph, value, error) for value in graph.outputs]
+        finally:
+            self._frames[:], self.frame, self._runs = frames, frame, runs
 
     # --- values -----------------------------------------------------------------------------------------------------
 
@@ -267,6 +298,8 @@ class Trace:
     # --- cuts -------------------------------------------------------------------------------------------------------
 
     def _cut(self, function: Callable[..., Any], sources: Sequence[Any], by_value: bool) -> Any:
+        if not self._runs:
+            raise _NeverComputed
         number = self._cuts
         self._cuts += 1
         label = f"cut{number}"
@@ -312,6 +345,16 @@ class Trace:
         for frame in self._frames:
             for name, value in frame.values.items():
                 frame.values[name] = replaced(value)
+
+
+def _declared(graph: Graph, value: Value, error: Exception) -> Array:
+    if not value.elem or value.shape is None:
+        raise FormatError(
+            f"graph {graph.name!r} is not run, and does not declare the type and the shape of its output "
+            f"{value.name!r}, which depend on computed values"
+        ) from error
+    shape = [n if isinstance(n, int) else 0 for n in value.shape]
+    return np.broadcast_to(np.zeros((), numpy_of(value.elem, f"output {value.name!r}")), shape)
 
 
 def results_of(results: Any) -> Sequence[Any]:

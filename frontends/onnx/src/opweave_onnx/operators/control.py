@@ -8,10 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
+from opweave.graph.dtypes import as_dtype
 from opweave.graph.tensor import Tensor
 from opweave_onnx.graphs import Graph
 from opweave_onnx.operators.movement import axis_of
 from opweave_onnx.operators.table import operator
+from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
 
 UNROLLED: Final = 16
@@ -36,8 +38,10 @@ def _loop(call: Call, limit: Any = None, condition: Any = None, *carried: Any) -
     fixed = fixed or goes_on in body.initializers
     count = ENDLESS if limit is None else int(call.known(limit).reshape(()))
     begins = True if condition is None else bool(call.known(condition).reshape(()))
-    if not begins:
-        count = 0
+    if not begins or count <= 0:
+        n = len(carried)
+        never = call.never(body, ow.input("iteration", (), "i64"), np.array(True), *carried)[1 + n :]
+        return (*carried, *[_none_of(value, 0) for value in never])
     if fixed and count <= UNROLLED:
         return _unrolled(call, body, count, carried)
     return _run_again(call, body, count, carried)
@@ -58,11 +62,16 @@ def _unrolled(call: Call, body: Graph, count: int, carried: tuple[Any, ...]) -> 
 
 
 def _stacked(call: Call, row: list[Any], axis: int) -> Any:
-    if not row:
-        return np.zeros(0, np.float32)
     if all(isinstance(v, np.ndarray) for v in row):
         return np.stack(row, axis)
     return ow.concat([ow.expand_dims(call.tensor(v), axis) for v in row], axis)
+
+
+def _none_of(value: Any, axis: int) -> Array:
+    """What is stacked of no values of this shape and dtype, along an axis of the result."""
+    shape = list(value.shape)
+    shape.insert(axis % (len(shape) + 1), 0)
+    return np.zeros(shape, as_dtype(value.dtype).numpy)
 
 
 def _run_again(call: Call, body: Graph, count: int, carried: tuple[Any, ...]) -> Any:
@@ -86,7 +95,7 @@ def _run_again(call: Call, body: Graph, count: int, carried: tuple[Any, ...]) ->
             for row, value in zip(rows, found[1 + n :], strict=True):
                 row.append(value)
             i += 1
-        return [*values, *[np.stack(row) if row else np.zeros(0, np.float32) for row in rows]]
+        return [*values, *[np.stack(row) for row in rows]]
 
     return tuple(call.found(loop, *carried, *around))
 
@@ -96,11 +105,18 @@ def _run_again(call: Call, body: Graph, count: int, carried: tuple[Any, ...]) ->
 
 @operator("Scan", raw=True)
 def _scan(call: Call, *inputs: Any) -> Any:
-    if call.version < 9:  # with a batch, and a first input for the lengths
+    if call.before(9):  # with a batch, and a first input for the lengths
         if inputs[0] is not None:
             raise call.refuse("lengths of sequences are not supported in version 8")
-        parts = [_scanned(call, [call.tensor(v)[b] for v in inputs[1:]], 8)
-                 for b in range(inputs[1].shape[0])]  # fmt: skip
+        given = [call.tensor(v) for v in inputs[1:]]
+        batch = given[0].shape[0]
+        if not batch:
+            n = len(given) - call.get("num_scan_inputs", 1)
+            one = [ow.input("one", v.shape[1 if i < n else 2 :], v.dtype) for i, v in enumerate(given)]
+            never, steps = call.never(call.node.attributes["body"], *one), given[-1].shape[1]
+            shapes = [(0, *v.shape) if i < n else (0, steps, *v.shape) for i, v in enumerate(never)]
+            return tuple([np.zeros(s, as_dtype(v.dtype).numpy) for s, v in zip(shapes, never, strict=True)])
+        parts = [_scanned(call, [v[b] for v in given], 8) for b in range(batch)]
         return tuple([_stacked(call, list(values), 0) for values in zip(*parts, strict=True)])
     return tuple(_scanned(call, list(inputs), 9))
 
@@ -117,6 +133,12 @@ def _scanned(call: Call, inputs: list[Any], version: int) -> list[Any]:
     if count > UNROLLED * 4:
         return _scanned_again(call, body, values, series, count)
     rows: list[list[Any]] = [[] for _ in body.outputs[n:]]
+    at = call.get("scan_output_axes", ()) or (0,) * len(rows)
+    if not count:
+        elements = [ow.input("element", [m for i, m in enumerate(v.shape) if i != axis], v.dtype)
+                    for v, axis, _ in series]  # fmt: skip
+        never = call.never(body, *values, *elements)[n:]
+        return [*values, *[_none_of(value, axis) for value, axis in zip(never, at, strict=True)]]
     for i in range(count):
         parts = [_element(v, axis, count - 1 - i if back else i) for v, axis, back in series]
         results = call.inline(body, *values, *parts)
@@ -124,7 +146,6 @@ def _scanned(call: Call, inputs: list[Any], version: int) -> list[Any]:
         for row, value in zip(rows, results[n:], strict=True):
             row.append(value)
     reverse = call.get("scan_output_directions", ()) or (0,) * len(rows)
-    at = call.get("scan_output_axes", ()) or (0,) * len(rows)
     stacked = []
     for row, back, axis in zip(rows, reverse, at, strict=True):
         rank = len(row[0].shape) + 1

@@ -96,7 +96,12 @@ def flat_place(
 
 @operator("NonZero", raw=True)
 def _non_zero(call: Call, x: Any) -> Any:
-    return call.found(lambda a: np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1), x)
+    def non_zero(a: Array) -> Array:
+        if not a.ndim:  # as the standard says it, no axes by the number of elements
+            return np.zeros((0, int(a != 0)), np.int64)
+        return np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1)
+
+    return call.found(non_zero, x)
 
 
 @operator("Compress", raw=True)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import opweave as ow
+from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
 from opweave_onnx.operators.quantization import in_bytes
@@ -164,6 +165,8 @@ def _recurrent(
         h, c = (None if v is None else ow.swapaxes(v, 0, 1) for v in (h, c))
     steps, batch = x.shape[:2]
     count, size, gates = w.shape[0], r.shape[2], GATES[_kind(call)]
+    if call.get("hidden_size", size) != size:
+        raise ShapeError(f"hidden_size is {call.get('hidden_size', size)}, and the weights are of {size}")
     functions, clip = _functions(call, count), call.get("clip", 0.0)
     if clip:
         functions = [[lambda v, f=f: f(ow.clamp(v, -clip, clip)) for f in row] for row in functions]  # type: ignore[misc]
@@ -174,7 +177,8 @@ def _recurrent(
         parts = {"r": ow.swapaxes(r[d], 0, 1), "rb": rb, "p": None if peepholes is None else peepholes[d]}
         backwards = d == 1 or call.get("direction", "forward") == "reverse"
         directions.append(_Direction(d, backwards, parts, functions[d]))
-        each = ow.linear(ow.reshape(x, (steps * batch, -1)), w[d], None if bias is None else bias[d, : gates * size])
+        rows = ow.reshape(x, (steps * batch, x.shape[2]))
+        each = ow.linear(rows, w[d], None if bias is None else bias[d, : gates * size])
         inputs.append(ow.reshape(each, (steps, batch, gates * size)))
     states = [zeros if h is None else h[d] for d in range(count)]
     cells = [zeros if c is None else c[d] for d in range(count)]
@@ -236,7 +240,8 @@ def _unrolled(
         if lengths is not None:
             there = [ow.expand_dims(lengths > ow.constant(t, lengths.dtype), 1) for t in order]
         results, final, last = direction.steps(call, [each[t] for t in order], state, cell, there)
-        lasting.append(_stacked(results[::-1] if direction.backwards else results, 0))
+        none = ow.full((0, *state.shape), 0.0, state.dtype)  # of a sequence without steps
+        lasting.append(_stacked(results[::-1] if direction.backwards else results, 0) if results else none)
         finals.append(final)
         last_cells.append(last)
     return _stacked(lasting, 1), _stacked(finals, 0), _stacked(last_cells, 0)

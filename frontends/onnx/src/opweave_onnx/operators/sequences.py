@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import opweave as ow
-from opweave.errors import BoundsError
+from opweave.errors import BoundsError, ShapeError
 from opweave_onnx.operators.movement import axis_of
 from opweave_onnx.operators.table import operator
 from opweave_onnx.trace import Call
@@ -56,6 +56,8 @@ def _length(call: Call, sequence: Any) -> Any:
 
 @operator("ConcatFromSequence", raw=True)
 def _concat(call: Call, sequence: Any) -> Any:
+    if not sequence:
+        raise ShapeError("the sequence is empty; its elements give the shape of the result")
     axis, new = call.get("axis", 0), call.get("new_axis", 0)
     first = sequence[0]
     at = axis_of(first, axis, len(first.shape) + bool(new))
