@@ -164,3 +164,63 @@ def test_elementary_functions_run_on_every_device(placement):
     proto = model([node(name, "x", name.lower()) for name in names], [value("x", F32, [64])],
                   [name.lower() for name in names])  # fmt: skip
     agree(proto, {"x": np.linspace(-0.95, 0.95, 64, dtype=F32)}, placement)
+
+
+# --- resampling and transposed convolutions where the text leaves things open --------------------------------------
+
+SCALES = (0.3, 1 / 3, 0.5, 0.6, 0.7, 0.9, 1.1, 1.5, 2.0, 2.5, 3.0)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("operator", "version"), [("Resize", 10), ("Upsample", 9), ("Upsample", 7)])
+def test_resampling_before_version_11_is_that_of_onnx_runtime(placement, operator, version, mode):
+    """The text names no rule of rounding: ONNX Runtime rounds up where it shrinks, down where it grows, in f32."""
+    for n in (3, 5, 8, 10):
+        for scale in SCALES:
+            if (operator == "Upsample" and scale < 1) or (placement[0] != "cpu" and n != 8):
+                continue
+            given = {"scales": [1.0, 1.0, scale, 1.0]} if version == 7 else {}
+            nodes = [node(operator, "x" if given else "x s", "r", mode=mode, **given), node("Neg", "r", "y")]
+            known = {} if given else {"s": np.array([1, 1, scale, 1], F32)}
+            proto = model(nodes, [value("x", F32, [1, 2, n, 2])], ["y"], known, version)
+            agree(proto, {"x": floats(1, 2, n, 2)}, placement)
+
+
+@pytest.mark.parametrize("nearest", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("transform", ["half_pixel", "pytorch_half_pixel", "asymmetric"])
+def test_scales_and_positions_of_nearest_elements_are_f32(transform, nearest):
+    """1 / (1/3) is 3, and 10 · 0.7 is 7, in the f32 in which scales are given, and not in f64."""
+    for n in (3, 5, 8, 10, 11):
+        for scale in SCALES:
+            if scale in (1.1, 0.9):  # where the length stays, ONNX Runtime copies
+                continue
+            proto = made("Resize", [value("x", F32, [1, 1, n, 1]), "-", "s"], {"s": np.array([1, 1, scale, 1], F32)},
+                         version=19, coordinate_transformation_mode=transform, nearest_mode=nearest)  # fmt: skip
+            agree(proto, {"x": floats(1, 1, n, 1)}, ["cpu", "host"])
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER", "NOTSET"])
+@pytest.mark.parametrize("length", [5, 6, 7, 8, 9, 10])
+def test_outputs_of_transposed_convolutions_longer_than_their_windows_end_in_zeros(placement, auto, length):
+    """Two windows of 3 with a stride of 4 are 7 elements; longer outputs are what negative padding means."""
+    w = {"w": floats(1, 2, 3)}
+    proto = made(
+        "ConvTranspose", [value("x", F32, [1, 1, 2]), "w"], w, strides=[4], auto_pad=auto, output_shape=[length]
+    )
+    agree(proto, {"x": floats(1, 1, 2)}, placement)
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (2, 3), (3, 4), (1, 4), (3, 2), (4, 2)])
+def test_same_padding_of_transposed_convolutions_makes_the_length_a_multiple(placement, auto, kernel, stride):
+    """The standard wants the length times the stride; a kernel shorter than the stride leaves zeros at the end."""
+    x, w = floats(1, 1, 3), floats(1, 1, kernel)
+    whole = np.zeros(2 * stride + kernel)
+    for i in range(3):
+        whole[i * stride : i * stride + kernel] += x[0, 0, i].astype(np.float64) * w[0, 0]
+    more = kernel - stride
+    first = 0 if more < 0 else more // 2 if auto == "SAME_UPPER" else more - more // 2
+    want = np.pad(whole[first:], (0, stride))[: 3 * stride]
+    proto = made("ConvTranspose", [value("x", F32, [1, 1, 3]), "w"], {"w": w}, strides=[stride], auto_pad=auto)
+    with opweave_onnx.load(proto, placement) as loaded:
+        np.testing.assert_allclose(loaded(x=x)[0, 0], want, rtol=1e-5, atol=1e-6)

@@ -55,6 +55,8 @@ def _conv_integer(
 def _conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     rank, groups = x.ndim - 2, call.get("group", 1)
     kernel = w.shape[2:]
+    if call.get("kernel_shape", kernel) != kernel:
+        raise ShapeError(f"kernel_shape is {call.get('kernel_shape', kernel)}, and the weights have {kernel}")
     strides = call.get("strides", ()) or (1,) * rank
     dilations = call.get("dilations", ()) or (1,) * rank
     extra = call.get("output_padding", ()) or (0,) * rank
@@ -68,10 +70,12 @@ def _conv_transpose(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None
         wanted = shape[-rank:] if shape else [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
         for i in range(rank):
             total = full[i] + extra[i] - wanted[i]
-            small = total // 2
-            before[i], after[i] = (
-                (small, total - small) if auto == "SAME_UPPER" or not total % 2 else (total - small, small)
-            )
+            small = max(total, 0) // 2
+            large = max(total, 0) - small
+            before[i], after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+            after[i] += min(total, 0)  # an output longer than all windows has zeros behind them
+    elif auto == "VALID":
+        before = after = [0] * rank
     y = _full_transpose(x, w, strides, dilations, groups)
     cut, fill = [slice(None)] * 2, [(0, 0)] * 2
     for n, a, b, e in zip(full, before, after, extra, strict=True):

@@ -31,26 +31,27 @@ class Axis(NamedTuple):
     scale: float
     region: tuple[float, float] = (0.0, 1.0)
 
-    def places(self, mode: str) -> Array:
-        """The coordinates of the samples; element i has the coordinate i. Raises `ShapeError` for an unknown mode."""
-        i = np.arange(self.size, dtype=np.float64)
-        n, scale = self.length, self.scale
+    def places(self, mode: str, dtype: Any) -> Array:
+        """The coordinates of the samples, computed in ``dtype``; element i has the coordinate i. Raises `ShapeError`
+        for an unknown mode."""
+        i = np.arange(self.size, dtype=dtype)
+        n, scale = self.length, np.asarray(self.scale, dtype)
         match mode:
             case "half_pixel":
-                return (i + 0.5) / scale - 0.5
+                return np.asarray((i + 0.5) / scale - 0.5)
             case "half_pixel_symmetric":
                 wanted = scale * n
                 offset = n / 2 * (1 - self.size / wanted)
                 return np.asarray(offset + (i + 0.5) / scale - 0.5)
             case "pytorch_half_pixel":
-                return (i + 0.5) / scale - 0.5 if self.size > 1 else np.zeros_like(i)
+                return np.asarray((i + 0.5) / scale - 0.5) if self.size > 1 else np.zeros_like(i)
             case "align_corners":
                 wanted = scale * n
                 return np.asarray(i * (n - 1) / (wanted - 1)) if wanted != 1 else np.zeros_like(i)
             case "asymmetric":
-                return i / scale
+                return np.asarray(i / scale)
             case "tf_half_pixel_for_nn":
-                return (i + 0.5) / scale
+                return np.asarray((i + 0.5) / scale)
             case "tf_crop_and_resize":
                 start, end = self.region
                 if self.size > 1:
@@ -59,7 +60,7 @@ class Axis(NamedTuple):
         raise ShapeError(f"there is no coordinate_transformation_mode {mode!r}")
 
 
-def _nearest(places: Array, mode: str) -> Array:
+def _nearest(places: Array, mode: str, scale: float) -> Array:
     match mode:
         case "round_prefer_floor":
             return np.ceil(places - 0.5)
@@ -69,6 +70,8 @@ def _nearest(places: Array, mode: str) -> Array:
             return np.floor(places)
         case "ceil":
             return np.ceil(places)
+        case "runtime":  # the text before version 11 names no rule; this is ONNX Runtime's
+            return np.ceil(places) if scale < 1 else np.floor(places)
     raise ShapeError(f"there is no nearest_mode {mode!r}")
 
 
@@ -103,8 +106,8 @@ def _weights(axis: Axis, places: Array, mode: str, a: float, antialias: bool, ex
 @operator("Resize", raw=True)
 def _resize(call: Call, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
     x = call.tensor(x)
-    if call.version < 11:  # Resize(x, scales)
-        return _resampled(call, x, _given_scales(call, x, roi), "asymmetric", "floor")
+    if call.before(11):  # Resize(x, scales)
+        return _resampled(call, x, _given_scales(call, x, roi), "asymmetric", "runtime")
     mode = call.get("coordinate_transformation_mode", "half_pixel")
     at = [axis_of(x, a) for a in call.get("axes", ())] or list(range(x.ndim))
     axes = [Axis(n, n, 1.0) for n in x.shape]
@@ -119,7 +122,7 @@ def _resize(call: Call, x: Any, roi: Any = None, scales: Any = None, sizes: Any 
             factors = [one] * len(at)
     else:
         factors = [float(f) for f in call.known(scales).reshape(-1)]
-        wanted = [floor(x.shape[a] * f) for a, f in zip(at, factors, strict=True)]
+        wanted = [floor(np.float32(x.shape[a]) * np.float32(f)) for a, f in zip(at, factors, strict=True)]
     for i, (a, w, f) in enumerate(zip(at, wanted, factors, strict=True)):
         region = (0.0, 1.0) if regions is None else (float(regions[i]), float(regions[len(at) + i]))
         axes[a] = Axis(x.shape[a], w, f, region)
@@ -129,14 +132,19 @@ def _resize(call: Call, x: Any, roi: Any = None, scales: Any = None, sizes: Any 
 @operator("Upsample", raw=True)
 def _upsample(call: Call, x: Any, scales: Any = None) -> Any:
     x = call.tensor(x)
-    given = np.array(call.get("scales", ())) if scales is None else scales
-    return _resampled(call, x, _given_scales(call, x, given), "asymmetric", "floor")
+    if call.before(7):
+        scales = np.array([1.0, 1.0, call.get("height_scale", 1.0), call.get("width_scale", 1.0)])
+    elif call.before(9):
+        scales = np.array(call.get("scales", ()))
+    return _resampled(call, x, _given_scales(call, x, scales), "asymmetric", "runtime")
 
 
 def _given_scales(call: Call, x: Tensor, scales: Any) -> list[Axis]:
-    return [
-        Axis(n, floor(n * float(f)), float(f)) for n, f in zip(x.shape, call.known(scales).reshape(-1), strict=True)
-    ]
+    """How axes are resampled before version 11, computed in f32 as ONNX Runtime does. An axis whose length stays is not
+    resampled."""
+    factors = call.known(scales).reshape(-1).astype(np.float32)
+    sizes = [floor(np.float32(n) * f) for n, f in zip(x.shape, factors, strict=True)]
+    return [Axis(n, m, 1.0 if n == m else float(f)) for n, m, f in zip(x.shape, sizes, factors, strict=True)]
 
 
 def _resampled(call: Call, x: Tensor, axes: list[Axis], transform: str, nearest: str) -> Tensor:
@@ -154,11 +162,12 @@ def _sampled(call: Call, x: Tensor, axes: list[Axis], mode: str, transform: str,
     for i, axis in enumerate(axes):
         if axis.size == axis.length and axis.scale == 1.0 and axis.region == (0.0, 1.0):
             continue
-        places = axis.places(transform)
+        # Nearest elements change where rounding does. Scales are f32, and 1 / (1/3) is 3 in f32 only.
+        places = axis.places(transform, np.float32 if mode == "nearest" else np.float64)
         beyond = (places < 0) | (places > axis.length - 1)
         outside = outside | beyond.reshape([-1 if j == i else 1 for j in range(x.ndim)])
         if mode == "nearest":
-            ids = np.clip(_nearest(places, nearest), 0, axis.length - 1).astype(np.int64)
+            ids = np.clip(_nearest(places, nearest, axis.scale), 0, axis.length - 1).astype(np.int64)
             x = taken(x, ow.constant(ids), i)
             continue
         weights = _weights(axis, places, mode, call.get("cubic_coeff_a", -0.75), bool(call.get("antialias", 0)),

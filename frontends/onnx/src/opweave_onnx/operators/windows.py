@@ -62,6 +62,8 @@ def read_windows(call: Call, x: Tensor, kernel: tuple[int, ...]) -> Windows:
     """
     rank = x.ndim - 2
     lengths = x.shape[2:]
+    if call.get("kernel_shape", kernel) != kernel:
+        raise ShapeError(f"kernel_shape is {call.get('kernel_shape', kernel)}, and the weights have {kernel}")
     strides = call.get("strides", ()) or (1,) * rank
     dilations = call.get("dilations", ()) or (1,) * rank
     pads = call.get("pads", ()) or (0,) * (2 * rank)
