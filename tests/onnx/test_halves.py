@@ -48,10 +48,10 @@ def log_sum_exp(x):
 
 
 CASES = {
-    "l2": (node("ReduceL2", "x", "l2", axes=[3], keepdims=0), lambda t: np.sqrt(np.square(t["x"]).sum(-1))),
-    "l2 long": (node("ReduceL2", "long", "l2_long", axes=[1]), lambda t: np.sqrt(np.square(t["long"] / 8).sum(-1)) * 8),
-    "logsum": (node("ReduceLogSum", "long", "logsum", axes=[1]), lambda t: np.log(t["long"].sum(-1))),
-    "logsumexp": (node("ReduceLogSumExp", "x", "lse", axes=[3], keepdims=0), lambda t: log_sum_exp(t["x"])),
+    "l2": (node("ReduceL2", "x last", "l2", keepdims=0), lambda t: np.sqrt(np.square(t["x"]).sum(-1))),
+    "l2 long": (node("ReduceL2", "long last", "l2_long"), lambda t: np.sqrt(np.square(t["long"] / 8).sum(-1)) * 8),
+    "logsum": (node("ReduceLogSum", "long last", "logsum"), lambda t: np.log(t["long"].sum(-1))),
+    "logsumexp": (node("ReduceLogSumExp", "x last", "lse", keepdims=0), lambda t: log_sum_exp(t["x"])),
     "lrn": (node("LRN", "x", "lrn", size=3), lambda t: lrn(t["x"])),
     "lp 2": (node("LpNormalization", "long", "lp2"),
              lambda t: t["long"] / np.sqrt(np.square(t["long"]).sum(-1, keepdims=True))),
@@ -99,7 +99,7 @@ def test_results_are_rounded_once(placement, dtype, digits, known):
     kind = as_dtype(dtype).numpy
     feeds = {name: a.astype(kind) for name, a in FEEDS.items()}
     fixed = {name: feeds.pop(name) for name in ("one", "zero", "mu", "var") if known}
-    sizes = {"sizes": np.array([2, 4, 18, 22])}
+    sizes = {"sizes": np.array([2, 4, 18, 22]), "last": np.array([-1])}
     proto = model([made for made, _ in CASES.values()], [value(name, kind, a.shape) for name, a in feeds.items()],
                   [made.output[0] for made, _ in CASES.values()], {**fixed, **sizes}, version=22)  # fmt: skip
     given = {name: a.astype(np.float64) for name, a in {**feeds, **fixed}.items()}

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -57,6 +58,57 @@ def test_feeds_that_do_not_fit_are_refused_before_anything_runs():
             with pytest.raises(error, match=match):
                 loaded.run(feeds)
         assert loaded.traced[0] == 0
+
+
+def with_defaults(ir_version):
+    """``y = x · scale + shift`` reshaped, where scale and the shape are inputs with a default, and shift is none."""
+    nodes = [node("MatMul", "x scale", "p"), node("Add", "p shift", "s"), node("Reshape", "s shape", "y")]
+    known = {"scale": np.eye(20, dtype=F32), "shift": np.ones(20, F32), "shape": np.array([-1])}
+    inputs = [value("x", F32, ["n", 20]), value("scale", F32, [20, 20]), value("shape", np.int64, [None])]
+    proto = model(nodes, inputs, ["y"], known)
+    proto.ir_version = ir_version
+    return proto
+
+
+def test_initializers_that_are_inputs_can_be_fed(placement):
+    x = np.arange(40, dtype=F32).reshape(2, 20)
+    twice = 2 * np.eye(20, dtype=F32)
+    proto = with_defaults(10)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    with opweave_onnx.load(proto, placement) as loaded:
+        assert [v.name for v in loaded.inputs] == ["x"]
+        assert [v.name for v in loaded.overridable_initializers] == ["scale", "shape"]
+        both = {"scale": twice, "shape": np.array([40, 1])}
+        for more in ({}, {"scale": twice}, {"shape": np.array([4, 10])}, both, {}):
+            feeds = {"x": x, **more}
+            np.testing.assert_array_equal(loaded.run(feeds)["y"], session.run(None, feeds)[0])
+        with pytest.raises(ow.ShapeError, match=r"input 'scale' has the shape \(20, 20\), not \(2, 20\)"):
+            loaded(x=x, scale=x)
+        with pytest.raises(ow.UnknownNameError, match="no input named 'shift'"):
+            loaded(x=x, shift=x[0])
+
+
+def test_initializers_are_constants_before_version_4_of_the_format():
+    x = np.ones((1, 20), F32)
+    with opweave_onnx.load(with_defaults(3), ["cpu", "host"]) as loaded:
+        assert not loaded.overridable_initializers
+        np.testing.assert_array_equal(loaded(x=x), np.full(20, 2))
+        with pytest.raises(ow.UnknownNameError, match="no input named 'scale'"):
+            loaded(x=x, scale=np.eye(20, dtype=F32))
+
+
+def test_the_default_of_an_input_of_a_body():
+    body = helper.make_graph(
+        [node("Identity", "go", "again"), node("Add", "w step", "next")], "body",
+        [value("i", np.int64, []), value("go", bool, []), value("w", F32, [3]), value("step", F32, [3])],
+        [value("again", bool, []), value("next", F32, [3]), value("step", F32, [3])],
+        [onnx.numpy_helper.from_array(np.full(3, 100, F32), "step")],
+    )  # fmt: skip
+    for count in (3, 20):
+        nodes = [node("Loop", "count - x two", "y rest", body=body)]
+        known = {"count": np.array(count), "two": np.full(3, 2, F32)}
+        with opweave_onnx.load(model(nodes, [value("x", F32, [3])], ["y"], known), ["cpu", "host"]) as loaded:
+            np.testing.assert_array_equal(loaded(x=np.zeros(3, F32)), np.full(3, 2.0 * count))
 
 
 def test_axes_of_one_name_have_one_length():

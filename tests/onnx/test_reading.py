@@ -132,14 +132,37 @@ def test_functions_that_call_each_other():
     refused(proto, "the functions a, b call each other in a circle")
 
 
-def test_attributes_of_another_type_name_the_node():
-    feeds = {"x": np.ones((2, 3), F32)}
-    for bad, match in (
-        (node("LeakyRelu", "x", "y", alpha="much"), r"node 'leakyrelu_y' \(LeakyRelu\): attribute 'alpha' is 'much'"),
-        (node("Conv", "x", "y"), r"node 'conv_y' \(Conv\) is not valid"),
-    ):
-        with opweave_onnx.load(model([bad], [X], ["y"]), ["host"]) as m, pytest.raises(ow.FormatError, match=match):
-            m.run(feeds)
+def test_versions_of_the_format_and_of_operator_sets():
+    proto = model([node("Relu", "x", "a")], [X], ["a"])
+    for version in (0, 99):
+        proto.ir_version = version
+        refused(proto, f"is of version {version} of the format; this package of onnx knows 1 to")
+    proto.ir_version = 2
+    del proto.opset_import[:]
+    with opweave_onnx.load(proto, ["host"]) as loaded:  # before version 3 of the format: version 1 of the operators
+        assert loaded.source.versions == {"": 1}
+        np.testing.assert_array_equal(loaded(x=np.full((2, 3), -1, F32)), np.zeros((2, 3)))
+    proto.ir_version = 3
+    refused(proto, "imports no operators")
+    proto.opset_import.extend([helper.make_opsetid("", 7), helper.make_opsetid("ai.onnx", 8)])
+    refused(proto, r"imports the versions 7 and 8 of ai\.onnx")
+
+
+def test_functions_of_one_name():
+    made = [helper.make_function("f", "a", ["x"], ["y"], [node(op, "x", "y")], [helper.make_opsetid("", 21)])
+            for op in ("Relu", "Neg")]  # fmt: skip
+    call = helper.make_node("a", ["x"], ["y"], domain="f")
+    proto = model([call], [X], ["y"], functions=made)
+    proto.opset_import.append(helper.make_opsetid("f", 1))
+    refused(proto, "two functions 'a'")
+    proto.functions[1].overload = "second"
+    refused(proto, "has overloads of the function 'a'", ow.UnsupportedOpError)
+    del proto.functions[1]
+    proto.functions[0].node[0].attribute.append(helper.make_attribute("alpha", 1.0))
+    refused(proto, r"function 'a': node 'relu_y' \(Relu\): Relu in version 21 of ai.onnx has no attribute 'alpha'")
+    del proto.functions[0].node[0].attribute[:]
+    del proto.functions[0].opset_import[:]
+    refused(proto, r"function 'a': node 'relu_y' \(Relu\) is of domain 'ai.onnx', of which nothing is imported")
 
 
 def test_mutated_files_raise_typed_errors_or_run():

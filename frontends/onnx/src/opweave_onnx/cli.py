@@ -108,13 +108,14 @@ def _info(model: _File, as_json: _Json = False) -> None:
         print_json({
             "path": model, "metadata": source.metadata,
             "versions": {k or "ai.onnx": v for k, v in source.versions.items()},
-            "inputs": [_shown(v) for v in graph.inputs], "outputs": [_shown(v) for v in graph.outputs],
+            "inputs": [_shown(v) for v in graph.inputs], "overridable": [_shown(v) for v in graph.defaults],
+            "outputs": [_shown(v) for v in graph.outputs],
             "operators": dict(counts.most_common()), "missing": missing, "initializers": len(graph.initializers),
             "bytes": nbytes,
         })  # fmt: skip
         return
     rows = []
-    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+    for kind, values in (("input", graph.inputs), ("overridable", graph.defaults), ("output", graph.outputs)):
         for value in map(_shown, values):
             shape = (
                 "?" if value["shape"] is None else "×".join("?" if n is None else str(n) for n in value["shape"]) or "-"

@@ -31,13 +31,11 @@ class Function:
 
     Attributes:
         proto: the message.
-        versions: of the operator sets that it uses.
+        versions: domain -> version, of the operator sets that it uses.
     """
 
-    def __init__(self, proto: FunctionProto) -> None:
-        self.proto = proto
-        own = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
-        self.versions = {"": onnx.defs.onnx_opset_version(), **own}
+    def __init__(self, proto: FunctionProto, versions: Mapping[str, int]) -> None:
+        self.proto, self.versions = proto, versions
 
     def operator(self, node: Node, arrays: Arrays) -> Operator:
         """The builder of a node that calls the function."""
@@ -132,7 +130,10 @@ def _by_body(call: Call, inputs: Sequence[Any]) -> tuple[Any, ...]:
         default = attribute.default_value
         if default.name and not any(a.name == attribute.name for a in proto.attribute_proto):
             proto.attribute_proto.append(default)
-    return tuple(call.trace.inline(Function(proto).body(node.proto, call.trace.session.tensors), inputs, None))
+    versions = {"": onnx.defs.onnx_opset_version()}  # of bodies in other domains that do not say it
+    versions |= {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+    body = Function(proto, versions).body(node.proto, call.trace.session.tensors)
+    return tuple(call.trace.inline(body, inputs, None))
 
 
 def _check_signature(schema: OpSchema, node: Node, inputs: Sequence[Any]) -> None:

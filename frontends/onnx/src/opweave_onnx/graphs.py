@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from opweave.errors import FormatError
 from opweave_onnx.tensors import Array, Arrays
 
-__all__ = ["Graph", "Node", "Value", "check_texts", "domain_of", "parse_graph", "parse_nodes"]
+__all__ = ["Graph", "Node", "Value", "check_texts", "domain_of", "label_of", "parse_graph", "parse_nodes"]
 
 
 class Value(NamedTuple):
@@ -65,8 +65,10 @@ class Graph:
     Attributes:
         name: of the graph in the file.
         nodes: in that order.
-        inputs, outputs: as declared; initializers are no inputs.
+        inputs, outputs: as declared. Of the main graph initializers are no inputs; the inputs of a body are given by
+            their place, and may be initializers too.
         initializers: name -> array.
+        defaults: the inputs of the main graph that are initializers too.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     initializers: Mapping[str, Array]
+    defaults: tuple[Value, ...] = ()
     _needed: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def needed_after(self, position: int) -> frozenset[str]:
@@ -110,15 +113,24 @@ def domain_of(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
+def label_of(where: str, proto: NodeProto, place: int) -> str:
+    """A node for messages, the one at ``place`` in its graph."""
+    return f"{where}: node {_name_of(proto, place)!r} ({proto.op_type})"
+
+
+def _name_of(proto: NodeProto, place: int) -> str:
+    return proto.name or f"{proto.op_type}_{place}"
+
+
 def parse_graph(
-    proto: GraphProto, versions: Mapping[str, int], arrays: Arrays, *, known: frozenset[str] = frozenset(),
-) -> Graph:  # fmt: skip
+    proto: GraphProto, versions: Mapping[str, int], arrays: Arrays, *, known: frozenset[str] | None = None
+) -> Graph:
     """A graph, checked: every name is defined once, and before it is read.
 
     Args:
         versions: domain -> version of the operator set.
         arrays: reads tensors, and checks their sizes.
-        known: names that the graphs around it define.
+        known: names that the graphs around it define; ``None`` for the main graph.
 
     Raises:
         FormatError: a graph that is not valid; the message names the node.
@@ -131,16 +143,18 @@ def parse_graph(
     initializers = {t.name: arrays.read(t, f"initializer {t.name!r}") for t in proto.initializer}
     for sparse in proto.sparse_initializer:
         initializers[sparse.values.name] = arrays.read_sparse(sparse)
-    inputs = tuple([_value(v, arrays.where) for v in proto.input if v.name not in initializers])
-    defined = {*known, *initializers, *[value.name for value in inputs]}
-    if len({value.name for value in inputs}) < len(inputs):
+    declared = [_value(v, arrays.where) for v in proto.input]
+    defaults = tuple([v for v in declared if known is None and v.name in initializers])
+    inputs = tuple([v for v in declared if v not in defaults])
+    defined = {*(known or ()), *initializers, *[value.name for value in inputs]}
+    if len({value.name for value in declared}) < len(declared):
         raise FormatError(f"{arrays.where}: two inputs of graph {proto.name!r} have one name")
     nodes = parse_nodes(proto.node, versions, arrays, defined)
     outputs = tuple([_value(v, arrays.where) for v in proto.output])
     for value in outputs:
         if value.name not in defined:
             raise FormatError(f"{arrays.where}: nothing computes the output {value.name!r} of graph {proto.name!r}")
-    return Graph(proto.name, nodes, inputs, outputs, initializers)
+    return Graph(proto.name, nodes, inputs, outputs, initializers, defaults)
 
 
 def parse_nodes(protos: Any, versions: Mapping[str, int], arrays: Arrays, defined: set[str]) -> tuple[Node, ...]:
@@ -152,7 +166,7 @@ def parse_nodes(protos: Any, versions: Mapping[str, int], arrays: Arrays, define
     computed = {name for proto in protos for name in proto.output}
     for place, proto in enumerate(protos):
         domain = domain_of(proto.domain)
-        label = f"{arrays.where}: node {proto.name or f'{proto.op_type}_{place}'!r} ({proto.op_type})"
+        label = label_of(arrays.where, proto, place)
         for name in proto.input:
             if name and name not in defined:
                 why = (
@@ -178,7 +192,7 @@ def parse_nodes(protos: Any, versions: Mapping[str, int], arrays: Arrays, define
                 proto.op_type,
                 domain,
                 version,
-                proto.name or f"{proto.op_type}_{place}",
+                _name_of(proto, place),
                 tuple(proto.input),
                 tuple(proto.output),
                 attributes,

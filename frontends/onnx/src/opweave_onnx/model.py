@@ -56,6 +56,7 @@ class Model:
         self._buckets: Final = buckets
         self._runner: Final = Runner(self.session, source.graph)
         self._inputs: Final = {value.name: value for value in source.graph.inputs}
+        self._defaults: Final = {value.name: value for value in self.overridable_initializers}
         self._dtypes: Final[dict[int, DType]] = {}  # of numbers of element types, as far as they were asked for
         self._lock: Final = Lock()
         self._background: Background | None = None
@@ -81,6 +82,12 @@ class Model:
         return self.source.graph.inputs
 
     @property
+    def overridable_initializers(self) -> tuple[Value, ...]:
+        """The initializers that are inputs too, which may be fed: a run that does not feed one uses its value in the
+        file. There are none before version 4 of the format, which declares constants as inputs."""
+        return self.source.graph.defaults
+
+    @property
     def outputs(self) -> tuple[Value, ...]:
         """The outputs as the file declares them."""
         return self.source.graph.outputs
@@ -94,7 +101,8 @@ class Model:
         """Run once.
 
         Args:
-            feeds: name of an input -> array of its type and shape; a list of arrays for a sequence.
+            feeds: name of an input -> array of its type and shape; a list of arrays for a sequence. Those of
+                `overridable_initializers` may be left out.
 
         Returns:
             Name of each output -> array, or list of arrays.
@@ -225,7 +233,9 @@ class Model:
         known = self._inputs
         for name in feeds:
             if name not in known:
-                raise UnknownNameError("input", str(name), known, f"(of {self.source.where})")
+                if name not in self._defaults:
+                    raise UnknownNameError("input", str(name), {*known, *self._defaults}, f"(of {self.source.where})")
+                known = {**known, name: self._defaults[name]}
         lengths: dict[str, int] = {}
         return {name: self._fit(value, feeds, lengths) for name, value in known.items()}
 

@@ -34,13 +34,15 @@ def _celu(call: Call, x: Tensor) -> Tensor:
 @operator("Selu")
 @composite
 def _selu(call: Call, x: Tensor) -> Tensor:
-    alpha, gamma = call.get("alpha", 1.6732632423543772), call.get("gamma", 1.0507009873554805)
+    old = call.before(6)
+    alpha = call.get("alpha", 1.6732 if old else 1.6732632423543772)
+    gamma = call.get("gamma", 1.0507 if old else 1.0507009873554805)
     return ow.mul(ow.elu(x, alpha), gamma)
 
 
 @operator("PRelu")
 def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
-    if call.version < 7 and slope.ndim == 1:
+    if call.before(7) and slope.ndim == 1:
         slope = ow.reshape(slope, (-1, *[1] * (x.ndim - 2)))  # one for each channel
     return ow.where(x < ow.constant(0, x.dtype), x * slope, x)
 
@@ -111,22 +113,21 @@ def _swish(call: Call, x: Tensor) -> Tensor:
 @operator("Softmax", "LogSoftmax")
 def _softmax(call: Call, x: Tensor) -> Tensor:
     function = ow.softmax if call.node.op == "Softmax" else ow.log_softmax
-    axis = axis_of(x, call.get("axis", -1 if call.version >= 13 else 1))
-    if x.dtype.name == "f16" and call.node.op == "Softmax" and call.version >= 13 and x.shape[axis] <= LARGEST_F16:
+    axis = axis_of(x, call.get("axis", 1 if call.before(13) else -1))
+    if call.before(13):  # all axes from this one on are one
+        return ow.reshape(function(flat_from(x, axis), -1), x.shape)
+    if x.dtype.name == "f16" and call.node.op == "Softmax" and x.shape[axis] <= LARGEST_F16:
         # The body that the standard gives, which rounds each step: expected results of f16 depend on it. No power is
         # larger than 1, so that longer axes only have sums beyond f16.
         powers = ow.exp(x - ow.max(x, axis, True))
         return powers / ow.sum(powers, axis, True)
-    if call.version >= 13:
-        return function(x, axis)
-    # Before version 13 all axes from this one on are one.
-    return ow.reshape(function(flat_from(x, axis), -1), x.shape)
+    return function(x, axis)
 
 
 @operator("Hardmax")
 def _hardmax(call: Call, x: Tensor) -> Tensor:
-    axis = axis_of(x, call.get("axis", -1 if call.version >= 13 else 1))
-    y = x if call.version >= 13 else flat_from(x, axis)
-    at = axis if call.version >= 13 else 1
+    axis = axis_of(x, call.get("axis", 1 if call.before(13) else -1))
+    y = flat_from(x, axis) if call.before(13) else x
+    at = 1 if call.before(13) else axis
     places = ow.reshape(ow.arange(y.shape[at]), [y.shape[at] if i == at else 1 for i in range(y.ndim)])
     return ow.reshape(ow.equal(ow.argmax(y, at, True), places).astype(x.dtype), x.shape)

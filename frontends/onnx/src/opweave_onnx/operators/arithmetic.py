@@ -9,11 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
+from opweave.errors import ShapeError
 from opweave.formats.onnx_operators import ONNX_OPERATORS
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
 from opweave_onnx.operators.host import HostOperation, host_operation
+from opweave_onnx.operators.movement import axis_of
 from opweave_onnx.operators.patterns import as_gelu
 from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
@@ -24,6 +26,38 @@ PLAIN: Final = {row.onnx: row.op for row in ONNX_OPERATORS if not (row.attribute
 SPECIAL: Final = {"MatMul", "Mul", "Div", "Pow", "Min", "Max", "Where", "HardSwish", "Log", "Softplus"}
 """Operators of `PLAIN` that take further types or numbers of inputs, and therefore have builders of their own here or
 in other modules."""
+
+
+def _paired(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The builder of an operator of two operands, which broadcasts as its version does."""
+
+    def built(call: Call, *operands: Tensor) -> Tensor:
+        if call.before(7) and len(operands) == 2:
+            operands = operands[0], _placed(call, *operands)
+        return build(call, *operands)
+
+    return built
+
+
+def _placed(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """The second operand in a shape that broadcasts to the first one's by the rules before version 7: not without the
+    attribute ``broadcast``; one element to all; else along the axes from ``axis`` on, by default the last ones. Axes
+    of length 1 are broadcast, as ONNX's own tests expect it, which the text did not promise yet.
+
+    Raises:
+        ShapeError: it does not fit.
+    """
+    if a.shape == b.shape:
+        return b
+    if not call.get("broadcast", 0):
+        raise ShapeError(f"{a.describe()} and {b.describe()} differ, and broadcast is 0, its default before version 7")
+    if b.size == 1:
+        return ow.reshape(b, ())
+    first = axis_of(a, call.node.attributes.get("axis", a.ndim - b.ndim))
+    there = a.shape[first : first + b.ndim]
+    if len(there) != b.ndim or any(m not in (1, n) for m, n in zip(b.shape, there, strict=True)):
+        raise ShapeError(f"{b.describe()} are not the axes of {a.describe()} from axis {first} on")
+    return ow.reshape(b, (*b.shape, *[1] * (a.ndim - first - b.ndim)))
 
 
 def _plain(name: str) -> Callable[..., Tensor]:
@@ -39,7 +73,7 @@ def _plain(name: str) -> Callable[..., Tensor]:
 
 for _onnx, _op in PLAIN.items():
     if _onnx not in SPECIAL:
-        operator(_onnx)(_plain(_op))
+        operator(_onnx)(_paired(_plain(_op)))
 
 
 @operator("Log", "Softplus", "HardSwish")
@@ -48,16 +82,19 @@ def _function(call: Call, x: Tensor) -> Tensor:
 
 
 @operator("Greater")
+@_paired
 def _greater(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.greater(a, b)
 
 
 @operator("GreaterOrEqual")
+@_paired
 def _greater_equal(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.greater_equal(a, b)
 
 
 @operator("Mul")
+@_paired
 def _mul(call: Call, a: Tensor, b: Tensor) -> Tensor:
     found = as_gelu(a, b) if a.dtype.is_float else None
     return ow.mul(a, b) if found is None else found
@@ -76,6 +113,7 @@ def _integer_div(a: Array, b: Array) -> Array:
 
 
 @operator("Div")
+@_paired
 def _div(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if a.dtype.is_float:
         return ow.div(a, b)
@@ -118,6 +156,7 @@ def _power(a: Array, b: Array) -> Array:
 
 
 @operator("Pow")
+@_paired
 def _pow(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if a.dtype.is_integer and b.dtype.is_float:
         return on_one_shape(_power, a, b)
@@ -130,23 +169,39 @@ def _pow(call: Call, a: Tensor, b: Tensor) -> Tensor:
 # --- any number of inputs -------------------------------------------------------------------------------------------
 
 
+def _alike(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The builder of an operator of any number of operands, which have one shape before version 8."""
+
+    def built(call: Call, *inputs: Tensor) -> Tensor:
+        other = next((x for x in inputs if x.shape != inputs[0].shape), None)
+        if call.before(8) and other is not None:
+            raise ShapeError(f"{inputs[0].describe()} and {other.describe()} differ, which version 8 allows first")
+        return build(call, *inputs)
+
+    return built
+
+
 @operator("Min")
+@_alike
 def _min(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.minimum, inputs)
 
 
 @operator("Max")
+@_alike
 def _max(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.maximum, inputs)
 
 
 @operator("Sum")
+@_alike
 @composite
 def _sum(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.add, inputs)
 
 
 @operator("Mean")
+@_alike
 @composite
 def _mean(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(ow.add, inputs) / float(len(inputs))
@@ -156,16 +211,19 @@ def _mean(call: Call, *inputs: Tensor) -> Tensor:
 
 
 @operator("And")
+@_paired
 def _and(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.minimum(a, b)
 
 
 @operator("Or")
+@_paired
 def _or(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.maximum(a, b)
 
 
 @operator("Xor")
+@_paired
 def _xor(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return ow.not_equal(a, b)
 
@@ -199,8 +257,10 @@ def _is_inf(call: Call, x: Tensor) -> Tensor:
 
 @operator("Clip")
 def _clip(call: Call, x: Tensor, least: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
-    if call.version < 11:
-        limits: list[Any] = [call.node.attributes.get(name) for name in ("min", "max")]
+    if call.before(11):
+        largest_f32 = None if call.before(6) else float(np.finfo(np.float32).max)
+        ends = ("min", None if largest_f32 is None else -largest_f32), ("max", largest_f32)
+        limits: list[Any] = [call.node.attributes.get(name, default) for name, default in ends]
     else:
         limits = [None if v is None else _number(call, v) for v in (least, largest)]
     if all(v is None for v in limits):

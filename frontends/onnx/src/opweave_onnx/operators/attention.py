@@ -177,7 +177,7 @@ def _matmul_n_bits(
     call: Call, x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    n, k, bits, block = (call.get(name, 0) for name in ("N", "K", "bits", "block_size"))
+    n, k, bits, block = (call.get(name, 4 if name == "bits" else 0) for name in ("N", "K", "bits", "block_size"))
     if groups is not None or bits not in (2, 4, 8):
         raise call.refuse("an order of groups, or weights of other than 2, 4 or 8 bits, are not supported")
     blocks = -(-k // block)

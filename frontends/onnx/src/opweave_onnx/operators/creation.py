@@ -92,8 +92,15 @@ def _bernoulli(call: Call, x: Tensor) -> Tensor:
 
 @operator("Dropout")
 def _dropout(call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None) -> Any:
-    share = 0.5 if ratio is None else float(call.known(ratio).reshape(()))
-    if training is None or not call.known(training).item() or share == 0:
-        return x, ow.full(x.shape, True, "bool")
+    old = call.before(12)
+    share = call.get("ratio", 0.5) if old else 0.5 if ratio is None else float(call.known(ratio).reshape(()))
+    if old:
+        trains = call.before(7) and not call.get("is_test", 0)
+    else:
+        trains = training is not None and bool(call.known(training).item())
+    mask = x.dtype if call.before(10) else "bool"
+    if not trains or share == 0:
+        return x, ow.full(x.shape, 1, mask)
     kept = ow.uniform(x.shape, seed_of(call), 0) >= share
-    return ow.where(kept, x * (1 / (1 - share)), ow.constant(0, x.dtype)), kept
+    rest = ow.constant(0, x.dtype) if share == 1 else x * (1 / (1 - share))
+    return ow.where(kept, rest, ow.constant(0, x.dtype)), kept.astype(mask)

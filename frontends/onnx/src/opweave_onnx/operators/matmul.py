@@ -45,6 +45,10 @@ def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
 def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     a = ow.swapaxes(a, 0, 1) if call.get("transA", 0) else a
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
+    if call.before(7) and c is not None and not call.get("broadcast", 0):
+        wanted = (a.shape[0], b.shape[0 if call.get("transB", 0) else 1])
+        if c.shape != wanted:
+            raise ShapeError(f"C is {c.describe()}, not of {wanted}, and broadcast is 0, its default before version 7")
     if a.dtype.is_integer:
         result = product(a, ow.swapaxes(b, 0, 1) if call.get("transB", 0) else b)
         return result if c is None else result + c

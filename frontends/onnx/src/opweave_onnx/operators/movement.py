@@ -92,11 +92,13 @@ def _flatten(call: Call, x: Tensor) -> Tensor:
 
 @operator("Concat")
 def _concat(call: Call, *inputs: Tensor) -> Tensor:
-    return ow.concat(inputs, axis_of(inputs[0], call.get("axis", 0)))
+    return ow.concat(inputs, axis_of(inputs[0], call.get("axis", 1)))  # a default there is before version 4 only
 
 
 @operator("Split")
 def _split(call: Call, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+    if call.before(2) and not call.has("axis"):
+        raise call.refuse("version 1 does not say along which axis without the attribute axis")
     axis = axis_of(x, call.get("axis", 0))
     given = call.get("split", ()) if sizes is None else call.integers(sizes)
     if not given:
@@ -138,7 +140,10 @@ def _expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
 
 
 @operator("Tile")
-def _tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
+def _tile(call: Call, x: Tensor, repeats: Tensor, axis: Tensor | None = None) -> Tensor:
+    if axis is not None:  # before version 6: along one axis
+        at, (count,) = axis_of(x, int(call.known(axis).reshape(()))), call.integers(repeats)
+        return ow.tile(x, [count if i == at else 1 for i in range(x.ndim)])
     return ow.tile(x, call.integers(repeats))
 
 
@@ -146,7 +151,7 @@ def _tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
 def _pad(
     call: Call, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
 ) -> Tensor:
-    given = call.get("pads", ()) if pads is None else call.integers(pads)
+    given = call.get("paddings" if call.before(2) else "pads", ()) if pads is None else call.integers(pads)
     fill = call.get("value", 0.0) if value is None else call.known(value).reshape(()).item()
     at = axes_of(call, x, axes) if axes is not None else tuple(range(x.ndim))
     assert at is not None

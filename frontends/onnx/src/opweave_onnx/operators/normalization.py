@@ -23,13 +23,21 @@ def _along_channels(v: Tensor, rank: int) -> Tensor:
 @operator("BatchNormalization")
 def _batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
     eps = call.get("epsilon", 1e-5)
-    if call.get("training_mode", 0):
-        axes = tuple([i for i in range(x.ndim) if i != 1])
-        momentum, wide = call.get("momentum", 0.9), widened(x)
-        now, spread = ow.mean(wide, axes), ow.var(wide, axes, 0)
-        running = _mixed(mean, now, momentum), _mixed(var, spread, momentum)
-        return _normalized(call, x, scale, bias, now, spread, eps), *running
-    return _normalized(call, x, scale, bias, mean, var, eps)
+    if call.before(7):
+        trains = not call.get("is_test", 0)
+    elif call.before(14):
+        trains = any(call.wants(i) for i in range(1, 5))
+    else:
+        trains = bool(call.get("training_mode", 0))
+    spatial = bool(call.get("spatial", 1))  # 0, before version 9: an element has statistics of its own
+    if not trains:
+        return _normalized(call, x, scale, bias, mean, var, eps, spatial)
+    axes = tuple([i for i in range(x.ndim) if i != 1]) if spatial else (0,)
+    momentum, wide = call.get("momentum", 0.9), widened(x)
+    now, spread = ow.mean(wide, axes), ow.var(wide, axes, 0)
+    y = _normalized(call, x, scale, bias, now, spread, eps, spatial)
+    saved = [now.astype(mean.dtype), spread.astype(var.dtype)] if call.before(14) else []
+    return y, _mixed(mean, now, momentum), _mixed(var, spread, momentum), *saved
 
 
 def _mixed(old: Tensor, new: Tensor, momentum: float) -> Tensor:
@@ -37,17 +45,21 @@ def _mixed(old: Tensor, new: Tensor, momentum: float) -> Tensor:
     return (widened(old) * momentum + new * (1 - momentum)).astype(old.dtype)
 
 
-def _normalized(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _normalized(
+    call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, spatial: bool
+) -> Tensor:
+    def placed(v: Tensor) -> Tensor:
+        return _along_channels(v, x.ndim) if spatial else v
+
     known = [call.trace.session.array(v) for v in (scale, bias, mean, var)]
     if all(v is not None for v in known):  # one multiplication and one addition
         a, b, m, v = [np.asarray(k, np.float64) for k in known]
         factor = a / np.sqrt(v + eps)
         dtype = wide_type(x.dtype).numpy
-        factors, shifts = call.tensor(factor.astype(dtype)), call.tensor((b - m * factor).astype(dtype))
-        y = widened(x) * _along_channels(factors, x.ndim) + _along_channels(shifts, x.ndim)
+        y = widened(x) * placed(call.tensor(factor.astype(dtype))) + placed(call.tensor((b - m * factor).astype(dtype)))
     else:
-        a, b, m, v = [_along_channels(widened(p), x.ndim) for p in (scale, bias, mean, var)]
-        y = (widened(x) - m) * ow.rsqrt(v + eps) * a + b
+        factors, shifts, center, spread = [placed(widened(p)) for p in (scale, bias, mean, var)]
+        y = (widened(x) - center) * ow.rsqrt(spread + eps) * factors + shifts
     return y.astype(x.dtype)
 
 
@@ -59,7 +71,7 @@ def _instance_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor
 @operator("GroupNormalization")
 def _group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups = call.get("num_groups", 1)
-    if call.version < 21:  # one for each group
+    if call.before(21):  # one for each group
         scale, bias = (ow.repeat(v, x.shape[1] // groups) for v in (scale, bias))
     return ow.group_norm(x, groups, scale, bias, call.get("epsilon", 1e-5))
 

@@ -98,7 +98,7 @@ def _counts(x: Tensor, windows: Windows, with_pads: bool) -> Array:
 @composite
 def _lp_pool(call: Call, x: Tensor) -> Tensor:
     windows = read_windows(call, x, call.get("kernel_shape", ()))
-    p = call.get("p", 2)
+    p = call.get("p", 2.0 if call.before(2) else 2)
     total = _total(windows, ow.square(x) if p == 2 else ow.pow(ow.abs(x), float(p)))
     return ow.sqrt(total) if p == 2 else ow.pow(total, 1 / p)
 
@@ -111,5 +111,5 @@ def _global_pool(call: Call, x: Tensor) -> Tensor:
             return ow.mean(x, axes, True)
         case "GlobalMaxPool":
             return ow.max(x, axes, True)
-    p = float(call.get("p", 2))
+    p = float(call.get("p", 2.0 if call.before(2) else 2))
     return composite(lambda x: ow.pow(ow.sum(ow.pow(ow.abs(x), p), axes, True), 1 / p))(x)

@@ -6,8 +6,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from onnx import TensorProto
 
 import opweave as ow
+from opweave.errors import FormatError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.tensor import Tensor
 from opweave_onnx.operators.host import host_operation
@@ -68,7 +70,13 @@ def converted(x: Tensor, dtype: Any, saturate: bool = True, round_mode: str = "u
 
 @operator("Cast")
 def _cast(call: Call, x: Tensor) -> Tensor:
-    return converted(x, dtype_of(call.get("to", 0), "its result"), bool(call.get("saturate", 1)),
+    to = call.node.attributes["to"]
+    if isinstance(to, str):  # before version 6, the name of the type
+        try:
+            to = TensorProto.DataType.Value(to)
+        except ValueError:
+            raise FormatError(f"attribute 'to' is {to!r}, which is no type") from None
+    return converted(x, dtype_of(to, "its result"), bool(call.get("saturate", 1)),
                      call.get("round_mode", "up"))  # fmt: skip
 
 
