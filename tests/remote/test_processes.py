@@ -258,6 +258,72 @@ def test_a_client_that_dies_leaves_nothing(counting, token):
     assert figures["clients"] == figures["buffer_bytes"] == 0
 
 
+CLIENT_MEMORY = 48 << 20
+
+KILLED_CLIENTS = """
+import os, random, signal, sys, time
+import numpy as np
+import opweave as ow
+import opweave_remote
+
+address, token, kills, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+weights = [np.full((1024, 1024), 1 / 1024 + i * 1e-6, np.float32) for i in range(12)]
+rng = random.Random(seed)
+opweave_remote.connect(address, token_file=token).close()  # what is looked up once, its children find
+
+def client(ready):
+    x = ow.input("x", (64, 1024))
+    y = x
+    for w in weights:
+        y = ow.tanh(ow.linear(y, ow.constant(w)))
+    with ow.Scheduler(opweave_remote.connect(address, token_file=token).devices[0]) as scheduler:
+        program = scheduler.build(y)
+        program.run(x=np.ones((64, 1024), np.float32))
+        os.write(ready, b"r")
+        while True:
+            program.run(x=np.ones((64, 1024), np.float32))
+
+for _ in range(kills):
+    seen, ready = os.pipe()
+    child = os.fork()
+    if not child:
+        client(ready)
+    os.close(ready)
+    assert os.read(seen, 1) == b"r", "the client ended before it was killed"
+    os.close(seen)
+    time.sleep(rng.uniform(0, 0.02))
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+"""
+
+
+def resident(process):
+    """Bytes of a process that are in memory, less what files have there."""
+    fields = Path(f"/proc/{process}/status").read_text().split()
+    return int(fields[fields.index("RssAnon:") + 1]) << 10
+
+
+def until_resident(process, limit):
+    """`resident`, once it is below the limit, or after three seconds."""
+    deadline = time.monotonic() + 3
+    while (found := resident(process)) > limit and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def test_clients_that_are_killed_in_the_middle_of_a_run_leave_no_memory(counting, token):
+    """`test_messages` has the same with more clients, which are no processes."""
+    worker, limit = counting.worker, 0
+    for seed in range(2):
+        command = [sys.executable, "-c", KILLED_CLIENTS, counting.address, str(token)]
+        subprocess.run([*command, str(KILLS // 5), str(seed)], timeout=300, check=True)
+        figures = until_it_shows(counting, clients=0, connections=0, buffers=0, buffer_bytes=0)
+        assert figures["clients"] == figures["connections"] == figures["buffers"] == figures["buffer_bytes"] == 0
+        # Compiled kernels, and the memory of threads, stay from the first clients on.
+        limit = limit or until_resident(worker, 0) + CLIENT_MEMORY // 2
+        assert until_resident(worker, limit) <= limit, f"after {seed + 1} rounds of {KILLS // 5} clients"
+
+
 def test_a_server_without_a_port_for_its_metrics_ends_with_its_process(counting, token):
     taken = counting.metrics.removeprefix("http://").removesuffix("/metrics")
     with pytest.raises(AssertionError, match="already in use"):

@@ -62,6 +62,8 @@ class Channel:
             self.session.metrics.add("refused_total")
             self.send([encode(Kind.REFUSED, encode_error(error))])
             self.flush()
+        finally:
+            self.served = {}  # methods of this object: with them it would live until Python looks for cycles
 
     def perform(self, work: Serve, frame: Frame) -> None:
         """Serve one message and answer it."""

@@ -107,7 +107,7 @@ class BoundLaunch:
     def _invalidate(self, why: str) -> None:
         """Called by a buffer when its memory is given back."""
         self._ended = why
-        self._sources = []
+        self._targets, self._sources = None, []  # views of memory keep it
 
     keeps_copies: Final = False
     """The plans may do."""

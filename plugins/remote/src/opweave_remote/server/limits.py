@@ -108,5 +108,5 @@ class Metrics:
         lines = []
         for name, value in self.read().items():
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# TYPE opweave_remote_{name} {kind}", f"opweave_remote_{name} {value:g}"]
+            lines += [f"# TYPE opweave_remote_{name} {kind}", f"opweave_remote_{name} {value:.17g}"]
         return "\n".join(lines) + "\n"

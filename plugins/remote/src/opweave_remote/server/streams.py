@@ -146,7 +146,9 @@ class StreamChannel(Channel):
         if self.stream is not None:
             with suppress(Exception):  # its failures were reported, or nobody is left to receive them
                 self.stream.close()
+            _release_frames(self.stream.failure)
         self._plans.clear()
+        self._launches.clear()
 
     def abort(self) -> None:
         """End work under way, from any thread."""
@@ -402,6 +404,14 @@ class StreamChannel(Channel):
             self.answer(ticket)
         else:
             self.fail(ticket, broken)
+
+
+def _release_frames(failure: BaseException | None) -> None:
+    """Forget the calls that failed. A stream keeps its failure, which keeps their variables, and so the memory that
+    they worked on until Python looks for cycles."""
+    while failure is not None:
+        failure.__traceback__ = None
+        failure = failure.__cause__ or failure.__context__
 
 
 _ANSWERED: Final = frozenset({Kind.OPEN, Kind.FUSE, Kind.COMPILE, Kind.BIND})
