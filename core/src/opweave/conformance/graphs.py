@@ -219,3 +219,10 @@ def _(devices: LeafDevices) -> tuple[Tensor, ...]:
     for w in _weights(devices, a=(64, 64), b=(64, 64), c=(64, 64), d=(64, 64)):
         h = ops.relu(ops.linear(h, w) * 0.25)
     return (h,)
+
+
+@_model("quantized-weights")
+def _(devices: LeafDevices) -> tuple[Tensor, ...]:
+    values = np.arange(24 * 256, dtype=np.float32).reshape(24, 256) % 251 - 125
+    w = weights({"w": ops.quantize(values, "mxfp4")}, device=devices.weights)["w"]
+    return (ops.relu(ops.linear(leaf("x", (3, 256)), w)),)

@@ -15,6 +15,7 @@ from opweave.conformance.expectations import Expectations
 from opweave.conformance.levels import CHECKS, LEVELS
 from opweave.conformance.levels.beside import checks_with
 from opweave.conformance.levels.operations import third_party_checks
+from opweave.conformance.levels.paths import path_checks
 from opweave.conformance.result import Result
 from opweave.conformance.watch import HANGS, SECONDS, within
 from opweave.errors import UnknownNameError
@@ -94,7 +95,7 @@ class Suite:
         self.beside: Final = beside
         self.seconds: Final = seconds
         self._config = config
-        self._checks = (*CHECKS, *third_party_checks(self.devices))
+        self._checks = (*CHECKS, *third_party_checks(self.devices), *path_checks(self.devices))
         if beside:
             self._checks += checks_with(f"beside-{beside}", partial(found.device, beside))
             found.device(beside)

@@ -38,7 +38,7 @@ from opweave.lifecycle import keep_forever, notify_after_fork
 if TYPE_CHECKING:
     from opweave.contract.backend import Backend
     from opweave.contract.step import Step
-    from opweave.contract.tunable import Tunable
+    from opweave.contract.tunable import Limit, Tunable
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision
@@ -165,6 +165,12 @@ class Device(DeviceHooks):
         """Numbers of its kernels that are measured on each machine: the same objects in each call. Authors override
         it."""
         return ()
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """Every number by which its kernels choose their paths, the tunables among them: the same objects in each call.
+        The conformance suite sets each to small and large values. Authors override it."""
+        return self.tunables
 
     @property
     def tuned(self) -> bool:

@@ -24,6 +24,7 @@ from opweave.contract.rows import as_rows
 from opweave.contract.space import Usage, as_bytes
 from opweave.contract.step import Arg, Group, Step
 from opweave.contract.submitting import Submitting
+from opweave.contract.tunable import Limit
 from opweave.errors import ExecutionError, UnsupportedOpError, raise_backend_failure
 from opweave.graph.dtypes import u8
 from opweave.lifecycle import close_at_exit, notify_after_fork
@@ -176,7 +177,7 @@ class Stream(Submitting):
             key: all that the result depends on, such as `Structure.key`.
         """
         known = self.device._artefacts
-        full = (type(self), self._parameters, key)
+        full = (type(self), self._parameters, Limit.version, key)
         found = known.pop(full, None)
         if found is None:
             found = make()

@@ -14,14 +14,14 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, scratch_bytes
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, stretches
-from opweave_cpu.tunables import BLOCK_TILE, MANY_ROWS
+from opweave_cpu.tunables import BLOCK_TILE, MANY_ROWS, limit
 
 __all__ = ["RowDecoder", "decoder_scratch", "longest", "row_tiles"]
 
-LARGEST_TILE: Final = 1 << 21
+LARGEST_TILE: Final = limit("largest_tile", 1 << 21, 1, 1 << 26)
 """The most weights in a tile that is converted, or decoded, and then multiplied."""
 
-COLUMNS: Final = 1 << 11
+COLUMNS: Final = limit("tile_columns", 1 << 11, 16, 1 << 14)
 """Rows of weights, which are columns of the result, from which on BLAS is at full speed: it wakes its threads for each
 product."""
 
@@ -36,7 +36,7 @@ def row_tiles(w: Arg, rows: int) -> list[slice]:
     outputs, inputs = w.shape[-2:]
     most = BLOCK_TILE.value // inputs
     if rows >= MANY_ROWS.value:
-        most = max(most, min(COLUMNS, LARGEST_TILE // inputs))
+        most = max(most, min(COLUMNS.value, LARGEST_TILE.value // inputs))
     return stretches(outputs, _even(outputs, most))
 
 

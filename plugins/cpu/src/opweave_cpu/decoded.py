@@ -13,6 +13,7 @@ from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import dequantize
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS, VECTOR
+from opweave_cpu.tunables import limit
 
 if TYPE_CHECKING:
     from opweave.contract import Step
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodedType", "DecodedWeight"]
 
-MOST_ROWS: Final = 256
+MOST_ROWS: Final = limit("decoded_rows", 256, 1, 1 << 12)
 """Rows of a product from which on decoding takes less than a tenth of its time."""
 
 
@@ -60,7 +61,7 @@ class DecodedType(RepackedType):
         if (weights.dtype.name in BLOCKS or whole) and why_not() is None:
             return False  # compiled functions read them as they lie, in less time than f32
         rows = prod(step.out.shape[:-1])
-        return step.op == "linear" and source == 1 and rows <= MOST_ROWS and step.out.dtype.name != "f64"
+        return step.op == "linear" and source == 1 and rows <= MOST_ROWS.value and step.out.dtype.name != "f64"
 
     def _pack(self, data: np.ndarray[Any, Any], dtype: DType, shape: Shape) -> DecodedWeight:
         stored = data.copy().reshape(shape[0], -1)

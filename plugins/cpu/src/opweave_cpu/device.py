@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from opweave.contract import BufferType, Caps, Kind, MemorySpace, Stream, Tunable
+from opweave.contract import BufferType, Caps, Kind, Limit, MemorySpace, Stream, Tunable
+from opweave.contract.kernels import import_kernels
 from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
@@ -18,7 +19,7 @@ from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.node_memory import NodeType, memory_nodes
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED
+from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED, limits
 
 __all__ = ["CpuDevice", "IsolatedCpuDevice"]
 
@@ -55,6 +56,13 @@ class _Processor(NumPyMemory):
     def tunables(self) -> Sequence[Tunable]:
         """The tunables of `opweave_cpu.tunables`, which all CPU devices of the process share."""
         return TUNABLES if why_not() is not None else (*TUNABLES, *TUNABLES_OF_COMPILED)
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The limits of all kernels, and the tunables."""
+        if why_not() is None:
+            import_kernels("opweave_cpu.jit")
+        return (*self.tunables, *limits())
 
     @property
     def caps(self) -> Caps:

@@ -22,7 +22,7 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import ALIGNMENT, Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.threads import THREADS, set_up_numpy
-from opweave_cpu.tunables import SHARED_TILE, SPREAD, SPREAD_PASS, TILE
+from opweave_cpu.tunables import SHARED_TILE, SPREAD, SPREAD_PASS, TILE, limit
 
 __all__ = [
     "LONGEST_ROW", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
@@ -68,15 +68,17 @@ def repeated(arg: Arg, shape: Sequence[int]) -> Array:
     return show(arg, shape, (*(0,) * lead, *strides))
 
 
-LONGEST_ROW: Final = 1 << 13
+LONGEST_ROW: Final = limit("blas_row", 1 << 13, 1, 1 << 13, bounds=(1, 1 << 13))
 """The longest row that BLAS adds up. It keeps a few dozen running sums, whose rounding errors grow with the length."""
 
 
-@lru_cache(maxsize=64)
 def row_sums(n: int, dtype: Any) -> Callable[[Array, Array], Any]:
     """``add(x, out)``: the sums along a last axis of ``n`` elements of a NumPy float type, into a last axis of 1."""
-    if n > LONGEST_ROW:
-        return _add_pairwise
+    return _add_pairwise if n > LONGEST_ROW.value else _sums_by_dot(n, dtype)
+
+
+@lru_cache(maxsize=64)
+def _sums_by_dot(n: int, dtype: Any) -> Callable[[Array, Array], Any]:
     return partial(_add_by_dot, np.ones(n, dtype))
 
 
@@ -143,15 +145,15 @@ def _call_all(calls: Iterable[Call]) -> None:
         call()
 
 
-FEW_CALLS: Final = 1024
+FEW_CALLS: Final = limit("bound_calls", 1024, 1, 1 << 16)
 """Calls of one thread that are bound when a step is compiled. Longer sequences are bound anew in each run, call by
 call: bound calls take memory, and the more of them there are, the longer each takes, as they leave the caches."""
 
 
 def bound(calls: Callable[[], Iterable[Call]]) -> Call:
     """One call that makes all of ``calls()``."""
-    some = list(islice(calls(), FEW_CALLS + 1))
-    return in_turn(some) if len(some) <= FEW_CALLS else lambda: _call_all(calls())
+    some = list(islice(calls(), FEW_CALLS.value + 1))
+    return in_turn(some) if len(some) <= FEW_CALLS.value else lambda: _call_all(calls())
 
 
 # --- one pass -------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def bound(calls: Callable[[], Iterable[Call]]) -> Call:
 
 def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, *srcs: Array) -> Call:
     """The call ``ufunc(*srcs, out)``; for a large output, one part of the operands for each thread of the stream."""
-    if out.nbytes < SPREAD_PASS.value:
+    if out.nbytes < SPREAD_PASS.value or not out.ndim:
         return partial(ufunc, *srcs, out)
     if out.ndim > 1 and _all_dense(out, *srcs):
         out, srcs = out.reshape(-1), tuple([s.reshape(-1) for s in srcs])
@@ -169,7 +171,7 @@ def spread_pass(stream: Stream, ufunc: Callable[..., Any], out: Array, *srcs: Ar
     return at_once([partial(ufunc, *[s[p] for s in srcs], out[p]) for p in shares(len(out), count)])
 
 
-LONGEST_ITEM: Final = 512
+LONGEST_ITEM: Final = limit("item_bytes", 512, 1, 1 << 12)
 """Bytes of a row up to which NumPy, whose copy starts anew for each row, copies it faster as a single item: rows of 8
 bytes in an eighth of the time."""
 
@@ -177,7 +179,7 @@ bytes in an eighth of the time."""
 def _rows_as_items(*arrays: Array) -> Sequence[Array]:
     """Arrays of one shape and type with their rows as items, if rows are short and have no gaps."""
     item, row = arrays[0].itemsize, arrays[0].itemsize * arrays[0].shape[-1]
-    if not item < row <= LONGEST_ITEM or any(a.strides[-1] != item for a in arrays):
+    if not item < row <= LONGEST_ITEM.value or any(a.strides[-1] != item for a in arrays):
         return arrays
     return [a.view(f"V{row}")[..., 0] for a in arrays]
 
@@ -274,7 +276,7 @@ def bind_tiled(
     in_output = in_output and not convert and _lies_apart(out, srcs)
     if size * itemsize <= TILE.value:
         call = _tile_call(body, tiles, stats, convert, in_output, 0, out, srcs)
-        return for_rows(call, out.shape[-1]) if size >= UNBUFFERED else call
+        return for_rows(call, out.shape[-1]) if size >= UNBUFFERED.value and out.ndim else call
     row = out.shape[-1] if by_rows else 1
     if out.ndim > 1 and _all_dense(out, *srcs):
         shape = (-1, row) if by_rows else (-1,)
@@ -293,7 +295,7 @@ UNBUFFERED_ROWS: Final = range(384, 4096)
 """Lengths of rows for which NumPy uses no buffers if these are short: then a pass that takes one number for each row is
 2.5 times as fast, and one over rows with gaps up to twice. Passes over other rows become slower."""
 
-UNBUFFERED: Final = 1 << 14
+UNBUFFERED: Final = limit("unbuffered_elements", 1 << 14, 1, 1 << 20)
 """Elements of output from which on a kernel's calls run with short buffers: below, entering the context takes longer
 than is saved."""
 

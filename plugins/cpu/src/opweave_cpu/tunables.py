@@ -1,9 +1,8 @@
-"""The numbers of this plugin's kernels of which each machine has best values of its own: `opweave profile` measures
-them.
+"""The numbers by which this plugin's kernels choose their paths.
 
-The other sizes and limits in this package stay as they are; what decides each stands beside it: rounding errors, the
-size of a cache line or of registers, memory, or where ``benchmarks/cpu_ops.py`` showed one way to become faster than
-another one.
+Here are those of which each machine has best values of its own: `opweave profile` measures them. The others stand
+beside their kernels, made by `limit`; what decides each is said there: rounding errors, memory, or where
+``benchmarks/cpu_ops.py`` showed one way to become faster than another one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from opweave.contract import Tunable
+from opweave.contract import NEVER, Limit, Tunable
 from opweave.graph.opdef import build
 from opweave.graph.tensor import Tensor
 from opweave.ops.samples import operand, weight
@@ -20,7 +19,22 @@ __all__ = [
     "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
     "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "PREFETCHED", "SHARED_TILE", "SMALL_PRODUCT", "SPREAD", "SPREAD_PASS",
     "SPREAD_WORK", "TILE", "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
+    "limit", "limits",
 ]  # fmt: skip
+
+
+_LIMITS: Final[list[Limit]] = []
+
+
+def limit(name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)) -> Limit:
+    """A limit of a kernel of this plugin; arguments as of `Limit`."""
+    _LIMITS.append(Limit(name, default, smallest, largest, bounds=bounds))
+    return _LIMITS[-1]
+
+
+def limits() -> Sequence[Limit]:
+    """The limits of all kernels that were imported."""
+    return tuple(_LIMITS)
 
 
 def _powers(first: int, last: int, step: int = 1) -> list[int]:
@@ -37,11 +51,16 @@ def _products(rows: Sequence[int], dtype: str = "f32") -> Callable[[], list[Tens
     return lambda: [build("linear", operand(n, 768), weight(768, 768, dtype=dtype)) for n in rows]
 
 
-TILE: Final = Tunable("tile_bytes", 1 << 18, _powers(16, 20), _of_bytes("gelu", (20, 21)))
+_ELEMENT: Final = (8, NEVER)
+"""Bounds of bytes of a tile: it holds an element of any type."""
+
+TILE: Final = Tunable("tile_bytes", 1 << 18, _powers(16, 20), _of_bytes("gelu", (20, 21)), bounds=_ELEMENT)
 """Bytes of one operand's tile: a few of them fit the second-level cache, and a pass over one takes many times as long
 as calling it."""
 
-SHARED_TILE: Final = Tunable("shared_tile_bytes", 1 << 19, _powers(17, 21), _of_bytes("gelu", (23, 24)))
+SHARED_TILE: Final = Tunable(
+    "shared_tile_bytes", 1 << 19, _powers(17, 21), _of_bytes("gelu", (23, 24)), bounds=_ELEMENT
+)
 """The same where several threads work: between passes they queue for the interpreter, so passes have to be longer."""
 
 SPREAD: Final = Tunable("spread_bytes", 1 << 22, _powers(19, 24), _of_bytes("gelu", (19, 20, 21, 22, 23)))
@@ -73,7 +92,7 @@ TURNED_ROWS: Final = Tunable("turned_rows", 48, (1, 8, 16, 32, 48, 64, 96), _pro
 """Rows of ``x`` up to which ``x @ weights.T`` in f32 is computed as its transpose, ``weights @ x.T``: with few rows
 OpenBLAS takes up to twice as long for the former; storing the latter transposed takes less than is won. 1: never."""
 
-BLOCK_TILE: Final = Tunable("block_tile", 1 << 17, _powers(14, 19), _products((4, 16), "iq4_nl"))
+BLOCK_TILE: Final = Tunable("block_tile", 1 << 17, _powers(14, 19), _products((4, 16), "iq4_nl"), bounds=(256, NEVER))
 """Weights that are decoded at a time: their f32 values and their blocks fit the second-level cache, from which a
 product with few rows then reads the values."""
 

@@ -224,6 +224,11 @@ MODES: Final[dict[str, tuple[str, Callable[[TwoDevices], None]]]] = {
 }  # fmt: skip
 
 
+def ask_split(model: Model, second: Device, subject: Subject) -> None:
+    """Run a graph split over the device and a second one in all ways; raises as `Check.ask`."""
+    _split(TwoDevices(subject, model, second))
+
+
 def _ask(model: Model, mode: Callable[[TwoDevices], None], second: Callable[[], Device], subject: Subject) -> None:
     mode(TwoDevices(subject, model, second()))
 

@@ -113,8 +113,8 @@ def bind_records(
             strides += [(of_block, of_row, padded * record, 1), *[(height, 1, 0, 0)] * (marks is not None)]
             args = [moved(x, first * strides[0][0]), moved(records, first * of_block)]
             args += [] if marks is None else [moved(marks, first * height)]
-            walk = Walk((count, n, stretches, STRETCH), tuple(strides))
-            calls.append(bind_walk(stream, code, walk, args, work=4 * digits.places, by_first=True))
+            walk = Walk((count, n, stretches, STRETCH), tuple(strides), 1)
+            calls.append(bind_walk(stream, code, walk, args, work=4 * digits.places))
     return in_turn(calls)
 
 

@@ -41,7 +41,7 @@ def bind_argmax(stream: Stream, out: Arg, x: Arg, axis: int) -> Call:
     strides = (length * columns * item, item, columns * item), (columns * size, size, 0)
     key = x.dtype.name, out.dtype.name
     code = stream.artefact(("argmax", key), partial(_compiled, x.dtype.name, out.dtype.name))
-    return bind_walk(stream, code, Walk((outer, columns, length), strides), [x, out], work=4, rows=True)
+    return bind_walk(stream, code, Walk((outer, columns, length), strides, 2), [x, out], work=4)
 
 
 def _compiled(of: str, into: str) -> MachineCode:

@@ -16,14 +16,14 @@ from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.vectors import LANES, Vector, fma, load, vector_type
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, walk_over
 from opweave_cpu.jit.writer import Writer
-from opweave_cpu.tunables import SMALL_PRODUCT
+from opweave_cpu.tunables import SMALL_PRODUCT, limit
 
 __all__ = ["fits", "prepare_products"]
 
-LONGEST_SUM: Final = 1 << 10
+LONGEST_SUM: Final = limit("batched_sum", 1 << 10, 1, 1 << 10, bounds=(1, 1 << 10))
 """Terms of a sum at most: they are added up one by one."""
 
-RIGHT_BYTES: Final = 1 << 17
+RIGHT_BYTES: Final = limit("batched_right_bytes", 1 << 17, 1, 1 << 20)
 """Bytes of the right matrix at most: it is read where it lies, again for each few rows of the left one, and stays in
 the second-level cache."""
 
@@ -39,7 +39,7 @@ def fits(step: Step) -> bool:
         return False
     if any(arg.shape[:-2] != out.shape[:-2] or arg.dtype is not out.dtype for arg in (a, b)):
         return False
-    return k <= LONGEST_SUM and k * n * item <= RIGHT_BYTES and {b.strides[-1], out.strides[-1]} == {item}
+    return k <= LONGEST_SUM.value and k * n * item <= RIGHT_BYTES.value and {b.strides[-1], out.strides[-1]} == {item}
 
 
 def prepare_products(stream: Stream, step: Step) -> Prepared:
@@ -55,7 +55,7 @@ def prepare_products(stream: Stream, step: Step) -> Prepared:
     )
     key = len(lead.lengths) + 3, out.dtype.name, item, rows, columns
     code = stream.artefact(("batched products", key), partial(_compiled, *key))
-    return Prepared(code, Walk((*lead.lengths, m, n, k), strides), work=1, by_first=True)
+    return Prepared(code, Walk((*lead.lengths, m, n, k), strides, 1), work=1)
 
 
 def _tile(n: int, dtype: str) -> tuple[int, int]:

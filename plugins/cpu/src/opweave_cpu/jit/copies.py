@@ -67,9 +67,9 @@ def bind_picked(stream: Stream, out: Arg, table: Arg, ids: Arg) -> Call | None:
     if kind is None or not (table.is_dense and ids.is_dense and out.is_dense):
         return None
     row = prod(table.shape[1:])
-    walk = Walk((ids.size, row), ((0, item), (ids.dtype.itemsize, 0), (row * item, item)))
+    walk = Walk((ids.size, row), ((0, item), (ids.dtype.itemsize, 0), (row * item, item)), 1)
     code = stream.artefact(("pick", kind, ids.dtype.name), partial(_pick, kind, item, ids.dtype.name))
-    return bind_walk(stream, code, walk, [table, ids, out], [row * item], work=WORK, rows=True)
+    return bind_walk(stream, code, walk, [table, ids, out], [row * item], work=WORK)
 
 
 def _copy(axes: int, operands: Sequence[Operand]) -> MachineCode:

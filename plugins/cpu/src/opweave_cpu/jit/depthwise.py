@@ -14,10 +14,11 @@ from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.vectors import LANES, Vector, fma, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
+from opweave_cpu.tunables import limit
 
 __all__ = ["bind_depthwise", "fits"]
 
-MOST_ELEMENTS: Final = 49
+MOST_ELEMENTS: Final = limit("depthwise_elements", 49, 1, 121)
 """Elements of a kernel at most: the function has code for each of them."""
 
 _I64: Final = ir.IntType(64)
@@ -27,7 +28,7 @@ def fits(step: Step) -> bool:
     """Whether a depthwise convolution is compiled."""
     args = step.out, *step.srcs
     kernel = step.srcs[1].shape[2:]
-    small = len(kernel) <= 2 and _elements(kernel) <= MOST_ELEMENTS
+    small = len(kernel) <= 2 and _elements(kernel) <= MOST_ELEMENTS.value
     return small and all(arg.dtype is step.out.dtype and arg.is_dense and takes(arg, wide=True) for arg in args)
 
 
@@ -62,12 +63,12 @@ def bind_depthwise(
         *[(copies, 0, 1, 0, 0, 0, 0) for _ in ([] if b is None else [b])],
         (copies * results, channels * copies * results, results, columns, 0, 0, 1),
     ]
-    walk = Walk(lengths, tuple([tuple([n * item for n in own]) for own in strides]))
+    walk = Walk(lengths, tuple([tuple([n * item for n in own]) for own in strides]), 1)
     key = x.dtype.name, item, kernel_rows, kernel_columns, along == 1, b is not None
     code = stream.artefact(("depthwise", key), partial(_compiled, *key))
     args = [x, w, *([] if b is None else [b]), out]
     numbers = height, width, *before, down, rows_apart, along, columns_apart
-    return bind_walk(stream, code, walk, args, numbers, work=2, by_first=True)
+    return bind_walk(stream, code, walk, args, numbers, work=2)
 
 
 def _compiled(dtype: str, item: int, kernel_rows: int, kernel_columns: int, dense: bool, biased: bool) -> MachineCode:

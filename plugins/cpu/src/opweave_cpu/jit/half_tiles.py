@@ -58,8 +58,8 @@ def bind_tile_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, i
         if count and height:
             strides = (ROWS * line, line, ROW_BYTES), (ROWS * line, 0, _TILE_BYTES)
             args = [moved(x, first * ROWS * line), moved(interleaved, first * ROWS * line)]
-            walk = Walk((count, height, steps), strides)
-            calls.append(bind_walk(stream, code, walk, args, work=INPUTS // LANES, by_first=True))
+            walk = Walk((count, height, steps), strides, 1)
+            calls.append(bind_walk(stream, code, walk, args, work=INPUTS // LANES))
     code = stream.artefact(("half tiles", b is not None), partial(_product, b is not None))
     args = [w, interleaved, *([] if b is None else [b]), out]
     calls.append(

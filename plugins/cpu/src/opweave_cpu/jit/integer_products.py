@@ -138,9 +138,9 @@ def _bind_few(stream: Stream, product: _Product, padded: int) -> Call:
     strides = [product.of_weights, (0, padded * digits.record_bytes(form))]
     strides += [*[(a.dtype.itemsize, 0) for a in biases], *[(size, 0)] * rows]
     results = [moved(out, r * outputs * size) for r in range(rows)]
-    walk = Walk((outputs, product.stretches), tuple(strides))
+    walk = Walk((outputs, product.stretches), tuple(strides), 1)
     work = STRETCH // 4 * (rows + 1)
-    return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work, by_first=True)
+    return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work)
 
 
 def _bind_many(stream: Stream, product: _Product, padded: int) -> Call:

@@ -12,11 +12,11 @@ from opweave_cpu.jit.formulas import formula_of
 from opweave_cpu.jit.vectors import Vector
 from opweave_cpu.jit.walk import Operand, Prepared, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
-from opweave_cpu.tunables import COMPILED_WORK
+from opweave_cpu.tunables import COMPILED_WORK, limit
 
 __all__ = ["bind_chain", "fits", "is_worth_compiling", "prepare_step", "work_of"]
 
-WORTH_WORK: Final = 12
+WORTH_WORK: Final = limit("compiled_formula_work", 12, 1, 64)
 """Elementary operations from which on a single step is compiled: NumPy makes several passes, or none that is fast."""
 
 _CHOICES: Final = frozenset({"copy", "contiguous", "where", "assign"})
@@ -48,7 +48,7 @@ def is_worth_compiling(step: Step) -> bool:
         return False
     args = (step.out, *step.srcs)
     halves = any(arg.dtype.is_half for arg in args) and step.op not in _CHOICES
-    if halves or formula.work >= WORTH_WORK:
+    if halves or formula.work >= WORTH_WORK.value:
         return True
     in_rows = all(arg.strides and arg.strides[-1] in (0, arg.dtype.itemsize) for arg in args)
     return in_rows and (formula.work + len(args)) * step.out.size >= COMPILED_WORK.value

@@ -17,11 +17,11 @@ from opweave_cpu.jit.integers import prefetch
 from opweave_cpu.jit.vectors import LANES, Vector, fma
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
-from opweave_cpu.tunables import COMPILED_ROWS
+from opweave_cpu.tunables import COMPILED_ROWS, limit
 
 __all__ = ["bind_decoding", "fits", "is_decoded", "prepare_product"]
 
-MOST_PASS: Final = 8
+MOST_PASS: Final = limit("product_pass_rows", 8, 1, 8, bounds=(1, 8))
 """Rows that are multiplied in one pass over some rows of weights."""
 
 _SUMS: Final = 4
@@ -72,10 +72,10 @@ def prepare_product(stream: Stream, step: Step) -> Prepared:
     places += [(last, (r * outputs + k) * size) for r in range(rows) for k in ours]
     strides = [(together * w.strides[0], 0)] * together + [(0, x.dtype.itemsize)] * rows
     strides += [(together * b.strides[0], 0) for b in bias for _ in ours] + [(together * size, 0)] * (rows * together)
-    walk = Walk((outputs // together, inputs), tuple(strides))
+    walk = Walk((outputs // together, inputs), tuple(strides), 1)
     key = w.dtype.name, rows, together, x.dtype.name, bias[0].dtype.name if bias else "", out.dtype.name
     code = stream.artefact(("product", key), partial(_product, w.dtype, *key[1:]))
-    return Prepared(code, walk, work=together * (rows + 2), rows=True, places=places)
+    return Prepared(code, walk, work=together * (rows + 2), places=places)
 
 
 def _most_sums() -> int:
@@ -96,7 +96,7 @@ def _product(weights: DType, rows: int, together: int, of: str, bias: str, into:
     stored, sources = Operand(weights.name, weights.itemsize), Operand(of, as_dtype(of).itemsize)
     biases, results = [Operand(bias, 0)] * (together * bool(bias)), [Operand(into, 0)] * (rows * together)
     writer = Writer(2, [stored] * together + [sources] * rows + biases + results)
-    most = max(1, min(MOST_PASS, _most_sums() // together))
+    most = max(1, min(MOST_PASS.value, _most_sums() // together))
     with writer.rows() as places:
         for first in range(0, rows, most):
             some = range(first, min(first + most, rows))
@@ -155,9 +155,9 @@ def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
     """The call that decodes rows of weights into the first rows of a dense array in f32."""
     count, inputs = rows.stop - rows.start, w.shape[1]
     some = Arg(w.buffer, w.offset + rows.start * w.strides[0], w.dtype, (count, inputs), w.strides)
-    walk = Walk((count, inputs), ((w.strides[0], 0), (inputs * _F32.itemsize, _F32.itemsize)))
+    walk = Walk((count, inputs), ((w.strides[0], 0), (inputs * _F32.itemsize, _F32.itemsize)), 1)
     code = stream.artefact(("decoding", w.dtype.name), partial(_decoding, w.dtype))
-    return bind_walk(stream, code, walk, [some, values], work=2, rows=True)
+    return bind_walk(stream, code, walk, [some, values], work=2)
 
 
 def _decoding(weights: DType) -> MachineCode:

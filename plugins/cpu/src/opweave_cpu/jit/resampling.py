@@ -18,10 +18,11 @@ from opweave_cpu.jit.vectors import LANES, Vector, declared, fma, load, store, v
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Writer, takes
 from opweave_cpu.tiles import Array
+from opweave_cpu.tunables import limit
 
 __all__ = ["Taps", "bind_resampling", "fits", "tables"]
 
-LONGEST_ROW: Final = 1 << 12
+LONGEST_ROW: Final = limit("resampled_row", 1 << 12, 1, 1 << 12, bounds=(1, 1 << 12))
 """Elements of a row of the source at most: a line of them fits the first-level cache."""
 
 _I32: Final = ir.IntType(32)
@@ -31,7 +32,7 @@ _I64: Final = ir.IntType(64)
 def fits(step: Step) -> bool:
     """Whether a step whose result is dense is compiled."""
     x, out = step.srcs[0], step.out
-    in_rows = x.strides[-1] == x.dtype.itemsize and x.shape[-1] <= LONGEST_ROW
+    in_rows = x.strides[-1] == x.dtype.itemsize and x.shape[-1] <= LONGEST_ROW.value
     return in_rows and takes(x, wide=True) and takes(out, wide=True)
 
 
@@ -86,7 +87,7 @@ def bind_resampling(stream: Stream, out: Arg, x: Arg, taps: Sequence[Taps], plac
     code = stream.artefact(("resampling", kinds, counts), partial(_compiled, *kinds, counts))
     numbers = [*x.strides[2:-1], x.shape[-1]]
     work = 2 * (prod(counts[:-1]) + counts[-1])
-    return bind_walk(stream, code, Walk(out.shape, tuple(strides)), args, numbers, work=work, rows=True)
+    return bind_walk(stream, code, Walk(out.shape, tuple(strides), len(out.shape) - 1), args, numbers, work=work)
 
 
 def _compiled(of: str, item: int, kind: str, nbytes: int, into: str, size: int, counts: Sequence[int]) -> MachineCode:
@@ -97,7 +98,7 @@ def _compiled(of: str, item: int, kind: str, nbytes: int, into: str, size: int, 
     numbers = [writer.integer() for _ in range(rank)]
     *apart, width = numbers
     kind_type = vector_type(kind)
-    line = writer.array(kind_type, LONGEST_ROW // LANES)
+    line = writer.array(kind_type, LONGEST_ROW.bounds[1] // LANES)
     pointers = ir.VectorType(kind_type.element.as_pointer(), LANES)
     types = [pointers, _I32, vector_type("bool"), kind_type]
     gather = declared(code, f"llvm.masked.gather.v{LANES}{kind}.v{LANES}p0", kind_type, types)

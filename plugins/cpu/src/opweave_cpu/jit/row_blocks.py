@@ -60,8 +60,8 @@ def bind_row_blocks(
     for first, count in ((0, outputs // height), (outputs - height, int(outputs % height > 0))):
         if count:
             some = [moved(w, first * row), x, *[moved(a, first * a.dtype.itemsize) for a in others]]
-            walk = Walk((count, *lengths), tuple(strides))
-            calls.append(bind_walk(stream, code, walk, some, work=work, by_first=True))
+            walk = Walk((count, *lengths), tuple(strides), 1)
+            calls.append(bind_walk(stream, code, walk, some, work=work))
     return in_turn(calls)
 
 

@@ -53,7 +53,7 @@ def bind_row_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, tu
     line = padded(rows) * _ITEM
     lies = (_ITEM, inputs * _ITEM), (line, _ITEM)
     code = stream.artefact("transposed", _transposed)
-    before = bind_walk(stream, code, Walk((inputs, rows), lies), [x, turned], work=2, rows=True)
+    before = bind_walk(stream, code, Walk((inputs, rows), lies, 1), [x, turned], work=2)
     together = _together(padded(rows) // LANES, inputs, outputs)
     args, strides = [turned], [(0, line, _ITEM)]
     for k in range(together):
@@ -64,10 +64,10 @@ def bind_row_product(stream: Stream, out: Arg, x: Arg, w: Arg, b: Arg | None, tu
         strides += [(together * _ITEM, 0, 0)] * together
     args += [moved(out, k * _ITEM) for k in range(together)]
     strides += [(together * _ITEM, 0, outputs * _ITEM)] * together
-    walk = Walk((outputs // together, inputs, rows), tuple(strides))
+    walk = Walk((outputs // together, inputs, rows), tuple(strides), 1)
     key = padded(rows) // LANES, together, b is not None
     code = stream.artefact(("row product", key), partial(_product, *key))
-    return in_turn([before, bind_walk(stream, code, walk, args, work=2 * together, rows=True, by_first=True)])
+    return in_turn([before, bind_walk(stream, code, walk, args, work=2 * together)])
 
 
 def _together(vectors: int, inputs: int, outputs: int) -> int:

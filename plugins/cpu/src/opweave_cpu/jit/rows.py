@@ -18,15 +18,16 @@ from opweave_cpu.jit.functions import exp, logarithm
 from opweave_cpu.jit.vectors import Vector, fma, intrinsic, select
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, compute_kind, takes
+from opweave_cpu.tunables import limit
 
 __all__ = [
     "FORMS", "bind_reduction", "bind_running", "fits", "fits_reduction", "fits_running", "prepare_rows",
 ]  # fmt: skip
 
-LONGEST_ROW: Final = 1 << 16
+LONGEST_ROW: Final = limit("compiled_row", 1 << 16, 8, 1 << 16, bounds=(1, 1 << 16))
 """Elements of a row up to which its sums are as accurate as NumPy's: each part has a thousand terms at most."""
 
-SHORTEST_ROW: Final = 8
+SHORTEST_ROW: Final = limit("shortest_compiled_row", 8, 1, 1 << 10)
 """Elements from which on rows are computed a vector at a time."""
 
 PARTS: Final = 4
@@ -256,7 +257,7 @@ FORMS: Final[Mapping[str, _Form]] = {
 def fits(step: Step) -> bool:
     """Whether a step is compiled."""
     form = FORMS.get(step.op)
-    if form is None or not SHORTEST_ROW <= step.out.shape[-1] <= LONGEST_ROW:
+    if form is None or not SHORTEST_ROW.value <= step.out.shape[-1] <= LONGEST_ROW.value:
         return False
     return all(takes(arg, wide=form.wide) for arg in (step.out, *step.srcs))
 
@@ -268,7 +269,7 @@ def prepare_rows(stream: Stream, step: Step) -> Prepared:
     key = step.op, len(walk.lengths), walk.operands(args)
     code = stream.artefact(("rows", key), partial(_compiled, *key))
     numbers = [step.attrs[name] for name in form.numbers]
-    return Prepared(code, walk, numbers, work=form.work, rows=True)
+    return Prepared(code, walk, numbers, work=form.work)
 
 
 def _repeated(arg: Arg, axes: int) -> tuple[int, ...]:
@@ -309,7 +310,7 @@ def fits_reduction(step: Step) -> bool:
     if not axes or axes != list(range(rank - len(axes), rank)):
         return False
     length = prod(x.shape[axes[0] :])
-    if length < SHORTEST_ROW or (step.op in ("sum", "mean") and length > LONGEST_ROW):
+    if length < SHORTEST_ROW.value or (step.op in ("sum", "mean") and length > LONGEST_ROW.value):
         return False
     return x.is_dense and step.out.is_dense and takes(x, wide=True) and takes(step.out, wide=True)
 
@@ -319,8 +320,8 @@ def bind_reduction(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
     rows, item = out.size, x.dtype.itemsize
     length = x.size // rows
     code = stream.artefact((op, x.dtype.name), partial(_reduction, op, x.dtype))
-    walk = Walk((rows, length), ((length * item, item), (item, 0)))
-    return bind_walk(stream, code, walk, [x, out], work=2, rows=True)
+    walk = Walk((rows, length), ((length * item, item), (item, 0)), 1)
+    return bind_walk(stream, code, walk, [x, out], work=2)
 
 
 def _reduction(op: str, dtype: DType) -> MachineCode:
@@ -337,7 +338,7 @@ def _reduction(op: str, dtype: DType) -> MachineCode:
 def fits_running(step: Step) -> bool:
     """Whether ``cumsum`` is compiled: along a last axis whose elements lie side by side."""
     x, out = step.srcs[0], step.out
-    if step.attrs["axis"] % len(x.shape) != len(x.shape) - 1 or x.shape[-1] < SHORTEST_ROW:
+    if step.attrs["axis"] % len(x.shape) != len(x.shape) - 1 or x.shape[-1] < SHORTEST_ROW.value:
         return False
     return all(takes(arg, wide=True) and arg.strides[-1] == arg.dtype.itemsize for arg in (x, out))
 
@@ -347,7 +348,7 @@ def bind_running(stream: Stream, out: Arg, x: Arg) -> Call:
     walk = walk_over(x.shape, [x.strides, out.strides], rows=True)
     key = len(walk.lengths), walk.operands([x, out])
     code = stream.artefact(("running sums", key), partial(_running, *key))
-    return bind_walk(stream, code, walk, [x, out], work=4, rows=True)
+    return bind_walk(stream, code, walk, [x, out], work=4)
 
 
 def _running(axes: int, operands: Sequence[Operand]) -> MachineCode:

@@ -31,7 +31,7 @@ class CompilingStream(CpuStream):
         kinds = _kinds(steps)
         groups: list[Group] = []
         chained = {number for number, kind in kinds.items() if kind.chains}
-        for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS):
+        for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS.value):
             for chain in [run] if len(run) == 1 else _chains(run, kinds):
                 alone = self._alone(chain[0], kinds) if len(chain) == 1 else None
                 workspace, kernel = (0, None) if alone is None else (alone.workspace, alone.kernel)
@@ -143,7 +143,7 @@ def _chains(run: Sequence[Step], kinds: Mapping[int, Kind]) -> list[list[Step]]:
     total = 0
     for step in run:
         work = kinds[id(step)].work
-        if chains[-1] and total + work > MOST_WORK:
+        if chains[-1] and total + work > MOST_WORK.value:
             chains.append([])
             total = 0
         chains[-1].append(step)

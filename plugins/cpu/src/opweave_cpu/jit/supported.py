@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from opweave_cpu.tunables import limit
+
 __all__ = ["BLOCKS", "MOST_STEPS", "MOST_WORK", "ROWS", "VECTOR", "WRITES"]
 
 VECTOR: Final = 16
@@ -23,8 +25,8 @@ WRITES: Final = frozenset({"assign", "accumulate"})
 BLOCKS: Final = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})
 """Types of weights that `opweave_cpu.jit.blocks` decodes."""
 
-MOST_STEPS: Final = 32
+MOST_STEPS: Final = limit("fused_steps", 32, 1, 64)
 """Steps of a chain at most."""
 
-MOST_WORK: Final = 512
+MOST_WORK: Final = limit("fused_work", 512, 1, 4096)
 """Elementary operations of a chain at most: compiling takes about a tenth of a millisecond for each."""

@@ -33,7 +33,7 @@ def bind_transpose(stream: Stream, out: Arg, x: Arg) -> Call | None:
     lengths = tuple([x.shape[k] for k in axes])
     strides = tuple([tuple([arg.strides[k] for k in axes]) for arg in (x, out)])
     code = stream.artefact(("transpose", kind, len(axes)), partial(_compiled, kind, item, len(axes)))
-    return bind_walk(stream, code, Walk(lengths, strides), [x, out], work=2, rows=True)
+    return bind_walk(stream, code, Walk(lengths, strides, len(lengths) - 1), [x, out], work=2)
 
 
 def _compiled(kind: str, item: int, axes: int) -> MachineCode:

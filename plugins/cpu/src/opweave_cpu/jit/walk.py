@@ -14,12 +14,15 @@ from opweave.graph.layout import Shape
 from opweave_cpu.jit.compiler import FirstRun, MachineCode
 from opweave_cpu.jit.team import Parts
 from opweave_cpu.tiles import shares, workers_of
-from opweave_cpu.tunables import COMPILED_WORK
+from opweave_cpu.tunables import COMPILED_WORK, limit
 
 __all__ = ["Operand", "Prepared", "Walk", "bind_walk", "moved", "walk_over"]
 
-HOLDING_WORK: Final = 1 << 13
+HOLDING_WORK: Final = limit("holding_work", 1 << 13, 1, 1 << 20)
 """Elementary operations up to which a kernel keeps the interpreter's lock."""
+
+DIVIDED_AXIS: Final = limit("divided_axis", 8, 1, 256)
+"""Length from which on the first axis is divided between threads; else the longest one is."""
 
 
 class Operand(NamedTuple):
@@ -36,10 +39,19 @@ class Operand(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Lengths, outermost first, and for each operand the bytes from one element to the next along each axis."""
+    """The axes that a kernel goes along, and which of them threads may divide.
+
+    Attributes:
+        lengths: of the axes, outermost first.
+        strides: for each operand the bytes from one element to the next along each axis.
+        divisible: the number of leading axes along which a kernel computes one element independently of the others. Any
+            of them may be cut into parts for several threads; what lies within them is one thread's: a row whose sum,
+            largest element or running sum is taken, the inputs of a product. 0: the whole walk is one part.
+    """
 
     lengths: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    divisible: int
 
     def operands(self, args: Sequence[Arg]) -> tuple[Operand, ...]:
         kinds = []
@@ -55,7 +67,7 @@ def walk_over(shape: Shape, strides: Sequence[Sequence[int]], *, rows: bool = Fa
 
     Args:
         strides: of each operand, in bytes, as many as axes.
-        rows: the last axis stays as it is.
+        rows: the last axis is a row, which stays as it is and which one thread computes; else all axes are divisible.
     """
     lengths: list[int] = []
     steps: list[list[int]] = []  # by axis
@@ -71,7 +83,7 @@ def walk_over(shape: Shape, strides: Sequence[Sequence[int]], *, rows: bool = Fa
             steps.append(own)
     if not lengths:
         lengths, steps = [1], [[0] * len(strides)]
-    return Walk(tuple(lengths), tuple(zip(*steps, strict=True)))
+    return Walk(tuple(lengths), tuple(zip(*steps, strict=True)), len(lengths) - rows)
 
 
 def moved(arg: Arg, nbytes: int) -> Arg:
@@ -85,8 +97,6 @@ class Prepared:
     Args:
         numbers: what the formulas take beside operands.
         work: elementary operations for one element.
-        rows: the last axis is not cut.
-        by_first: only the first axis is cut.
         places: for each operand of the kernel the number of the argument of `bind` in which it lies, and the bytes from
             the start of that; default: `bind` is given the operands in the order of the kernel.
     """
@@ -98,13 +108,12 @@ class Prepared:
         numbers: Iterable[float] = (),
         *,
         work: int,
-        rows: bool = False,
-        by_first: bool = False,
         places: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self._code, self._work = code, work * prod(walk.lengths)
-        self._axis, self._unit = (0, 1) if by_first else _cut_axis(walk, rows)
+        self._axis, self._unit = _axis_to_divide(walk)
         self._length: Final = walk.lengths[self._axis]
+        self._is_divisible: Final = walk.divisible > 0
         axes, operands = len(walk.lengths), len(walk.strides)
         offsets = [0] * operands if places is None else [offset for _, offset in places]
         words = [*walk.lengths]
@@ -122,7 +131,7 @@ class Prepared:
         starts, slots = [arg.address for arg in args], self._slots
         if self._numbers is not None:
             starts = list(map(starts.__getitem__, self._numbers))
-        count = workers_of(stream) if self._work >= COMPILED_WORK.value else 1
+        count = workers_of(stream) if self._is_divisible and self._work >= COMPILED_WORK.value else 1
         parts = []
         for words in self._divided.get(count) or self._divide(count):
             own = words.copy()
@@ -135,7 +144,7 @@ class Prepared:
     def _call(self, parts: Sequence[bytes]) -> Call:
         if len(parts) > 1:
             return Parts(self._code.address, parts).run
-        return partial(self._code.holding if self._work <= HOLDING_WORK else self._code.releasing, parts[0])
+        return partial(self._code.holding if self._work <= HOLDING_WORK.value else self._code.releasing, parts[0])
 
     def _divide(self, count: int) -> list[list[int]]:
         """The words for each of several threads, but for the addresses of arguments, which are added to them."""
@@ -157,18 +166,15 @@ def bind_walk(
     numbers: Iterable[float] = (),
     *,
     work: int,
-    rows: bool = False,
-    by_first: bool = False,
 ) -> Call:
     """The call of a kernel over bound operands; arguments as of `Prepared`."""
-    return Prepared(code, walk, numbers, work=work, rows=rows, by_first=by_first).bind(stream, args)
+    return Prepared(code, walk, numbers, work=work).bind(stream, args)
 
 
-def _cut_axis(walk: Walk, rows: bool) -> tuple[int, int]:
+def _axis_to_divide(walk: Walk) -> tuple[int, int]:
     """The axis that is cut into parts for threads, and the number of which the length of a part is a multiple, so that
     two threads rarely write into one cache line."""
-    last = len(walk.lengths) - 1
     axis = 0
-    if len(walk.lengths) > 1 and walk.lengths[0] < 8:  # too few for equal parts
-        axis = max(range(last if rows else last + 1), key=lambda i: walk.lengths[i])
-    return axis, 64 if axis == last else 1
+    if walk.divisible > 1 and walk.lengths[0] < DIVIDED_AXIS.value:  # too few for equal parts
+        axis = max(range(walk.divisible), key=lambda i: walk.lengths[i])
+    return axis, 64 if axis == len(walk.lengths) - 1 else 1

@@ -21,19 +21,19 @@ from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
-from opweave_cpu.tunables import ATTENTION_WORK
+from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
-QUERY_ROWS: Final = 256
+QUERY_ROWS: Final = limit("attention_query_rows", 256, 1, 1 << 12)
 """Queries of a tile: enough for BLAS to be at full speed."""
 
-SCORES: Final = 1 << 17
+SCORES: Final = limit("attention_scores", 1 << 17, 1, 1 << 22)
 """Elements of a tile of scores: what several passes find in the second-level cache."""
 
-FEWEST_KEYS: Final = 256
+FEWEST_KEYS: Final = limit("attention_keys", 256, 1, 1 << 14)
 """Keys of a tile at least, if there are so many."""
 
-FEW_ROWS: Final = 8
+FEW_ROWS: Final = limit("attention_few_rows", 8, 1, 256)
 """Up to so many queries of a group BLAS is faster with the keys on the left, although that transposes the scores."""
 
 Job = tuple[int, Cut]
@@ -50,17 +50,18 @@ class _AttentionTiling:
         self.axes = (batch, groups, heads // groups, tokens)
         work = heads * tokens * keys * batch * (size + values)
         # The fewer queries a tile has, the more of its keys are hidden from all of them, and left out.
-        most = QUERY_ROWS if attrs["causal"] else max(QUERY_ROWS, 2 * SCORES // keys)
+        most = QUERY_ROWS.value if attrs["causal"] else max(QUERY_ROWS.value, 2 * SCORES.value // keys)
         cuts = full_cuts(self.axes[1:], min(most, heads * tokens))
         self.jobs: list[Job] = list(product(range(batch), cuts))
         rows = max(prod([c.stop - c.start for c in cut]) for cut in cuts)
         together = max(cut[0].stop - cut[0].start for cut in cuts)
         self.pack = [self._packs(k), self._packs(v)]
-        self.keys = max(FEWEST_KEYS, SCORES // rows)
+        self.keys = max(FEWEST_KEYS.value, SCORES.value // rows)
         for width, packs in zip((size, values), self.pack, strict=True):
             if packs:
-                self.keys = min(self.keys, max(FEWEST_KEYS, SCORES // (together * width)))
+                self.keys = min(self.keys, max(FEWEST_KEYS.value, SCORES.value // (together * width)))
         self.keys = min(self.keys, keys)
+        self.tokens = max(cut[2].stop - cut[2].start for cut in cuts)
         several, scores, results = self.keys < keys, rows * self.keys, rows * values
         stores = out.dtype is not self.dtype or not out.is_dense
         self.workers = worker_count(len(self.jobs), work) if work >= ATTENTION_WORK.value else 1
@@ -76,7 +77,7 @@ class _AttentionTiling:
             higher=rows * several,
             products=results * several,
             sloped=scores if attrs["max_bias"] else 0,
-            turned=scores if rows // together <= FEW_ROWS else 0,
+            turned=scores if rows // together <= FEW_ROWS.value else 0,
             keys=together * self.keys * size * self.pack[0],
             values=together * self.keys * values * self.pack[1],
         )
@@ -106,7 +107,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
     cap = constant(soft_cap, dtype) if soft_cap else None
     lowest, hidden = constant(float(np.finfo(dtype.numpy).min), dtype), constant(-np.inf, dtype)
     # The keys behind the last one that a query sees: a window of this line, which moves along with the query.
-    behind = np.arange(-QUERY_ROWS - plan.keys, QUERY_ROWS + plan.keys) > 0 if causal else None
+    behind = np.arange(-plan.tokens - plan.keys, plan.tokens + plan.keys) > 0 if causal else None
 
     # With all keys in one tile, compiled functions make one pass instead of six. Their threads are those of the jobs.
     whole = sinks is None and plan.workers == 1

@@ -20,15 +20,16 @@ from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, stretches, window, worker_scratch
+from opweave_cpu.tunables import limit
 from opweave_cpu.workers import bind_workers, full_cuts, is_blas_matrix, worker_count
 
-SCORES: Final = 1 << 16
+SCORES: Final = limit("attention_gradient_scores", 1 << 16, 1, 1 << 22)
 """Elements of a tile of scores: two of them stay in the second-level cache."""
 
-FEWEST_ROWS: Final = 32
+FEWEST_ROWS: Final = limit("attention_gradient_rows", 32, 1, 1 << 10)
 """Queries of a tile at least, so that products stay fast however many keys there are."""
 
-SPREAD_WORK: Final = 1 << 28
+SPREAD_WORK: Final = limit("attention_gradient_work", 1 << 28, 1, 1 << 32)
 """Multiplications from which on workers with one thread of BLAS each are faster than one with all of them."""
 
 
@@ -48,17 +49,17 @@ class _Tiling:
         groups, keys, values = k.shape[1], k.shape[2], v.shape[3]
         self.axes = (batch, groups, heads // groups, tokens)
         rows = heads // groups * tokens
-        most = max(SCORES // keys, FEWEST_ROWS)
+        most = max(SCORES.value // keys, FEWEST_ROWS.value)
         self.cuts = full_cuts(self.axes[2:], min(most, rows))
         together = max(1, min(groups, most // rows))
         self.jobs = list(product(range(batch), stretches(groups, together)))
         work = batch * heads * tokens * keys * (3 * size + 2 * values)
-        self.workers = worker_count(len(self.jobs), work) if work >= SPREAD_WORK else 1
+        self.workers = worker_count(len(self.jobs), work) if work >= SPREAD_WORK.value else 1
         apart = [heads > groups and x.strides[1] != tokens * x.strides[2] for x in (q, grad)]
         self.packs = [self._packs(x) or a for x, a in zip((q, grad, k, v), (*apart, False, False), strict=True)]
         self.stores = out.dtype is not self.dtype or not out.is_dense
         some = together * max(prod([c.stop - c.start for c in cut]) for cut in self.cuts)
-        self.compiles = not sinking and (self.workers == 1 or some * keys <= SCORES)
+        self.compiles = not sinking and (self.workers == 1 or some * keys <= SCORES.value)
         self.scratch = worker_scratch(
             self.workers,
             self.dtype,

@@ -31,16 +31,16 @@ from opweave_cpu.tiles import (
     window,
     worker_scratch,
 )
-from opweave_cpu.tunables import COLUMN_TILE, TILE
+from opweave_cpu.tunables import COLUMN_TILE, TILE, limit
 from opweave_cpu.workers import Cut, at, bind_workers, full_cuts, is_blas_matrix, worker_count
 
-COLUMNS: Final = 1 << 23
+COLUMNS: Final = limit("convolution_columns_bytes", 1 << 23, 1, 1 << 26)
 """Bytes of columns at a time in `conv`: a product of that size keeps all threads of BLAS busy."""
 
-FEWEST_COLUMNS: Final = 64
+FEWEST_COLUMNS: Final = limit("convolution_columns", 64, 1, 1 << 12)
 """Columns of a product at least: with fewer, BLAS loses more speed than is won because the columns are in the cache."""
 
-SHIFT_LOSS: Final = 4
+SHIFT_LOSS: Final = limit("convolution_shift_loss", 4, 1, 64)
 """Results of all channels between rows, which are computed and not stored, for each position of a row: up to so many,
 making columns for every element of the kernel takes longer."""
 
@@ -143,8 +143,8 @@ class _ColumnTiling:
         item, height, several = self.dtype.itemsize, self.inputs * prod(self.kernel), len(self.shifts) > 1
         columns = prod(self.positions)
         if not self.direct:
-            fewest = self.lengths[-1] if several else FEWEST_COLUMNS
-            columns = min(columns, max(fewest, COLUMNS // (item * height)))
+            fewest = self.lengths[-1] if several else FEWEST_COLUMNS.value
+            columns = min(columns, max(fewest, COLUMNS.value // (item * height)))
         self.cuts = full_cuts(self.positions, columns)
         results = self.outputs * columns
         self.scratch: Arrays = {
@@ -159,8 +159,10 @@ class _ColumnTiling:
         """Whether there are enough columns for products of their own, more of them are left out than sums are added,
         and little of what is computed lies between rows."""
         height, between = self.inputs * prod(self.kernel[:-1]), self.lengths[-1] - self.positions[-1]
-        enough = max(FEWEST_COLUMNS, 2 * self.outputs)
-        return self.kernel[-1] > 1 and height >= enough and between * self.outputs <= SHIFT_LOSS * self.positions[-1]
+        enough = max(FEWEST_COLUMNS.value, 2 * self.outputs)
+        return (
+            self.kernel[-1] > 1 and height >= enough and between * self.outputs <= SHIFT_LOSS.value * self.positions[-1]
+        )
 
     def _is_product(self, x: Arg, attrs: Mapping[str, Any]) -> bool:
         """Whether the input is the columns already: a kernel of one element that meets every element."""
@@ -355,7 +357,7 @@ class _TransposedTiling:
         item, length = self.dtype.itemsize, prod(x.shape[2:])
         elements, positions = prod(w.shape[2:]), prod(out.shape[2:])
         some = min(self.outputs, max(16, TILE.value // (item * positions)))
-        columns = min(length, max(FEWEST_COLUMNS, COLUMN_TILE.value // (item * some * elements)))
+        columns = min(length, max(FEWEST_COLUMNS.value, COLUMN_TILE.value // (item * some * elements)))
         self.cuts = full_cuts(x.shape[2:], columns)
         self.jobs = list(product(range(x.shape[0]), range(self.groups), stretches(self.outputs, some)))
         self.workers = worker_count(len(self.jobs), x.size * prod(w.shape[1:]))

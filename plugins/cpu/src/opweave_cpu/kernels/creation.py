@@ -12,8 +12,9 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType
 from opweave_cpu.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_cpu.tiles import Array, constant, copy_call, in_turn
+from opweave_cpu.tunables import limit
 
-_COUNT: Final = 1 << 15
+_COUNT: Final = limit("creation_tile", 1 << 15, 1, 1 << 20)
 """Elements of f64 that are made at a time: they stay in the second-level cache until they are rounded."""
 
 _WHOLE: Final = {"f64": 1 << 53, "f32": 1 << 24}
@@ -38,7 +39,7 @@ def _workspace(step: Step) -> Arrays:
     attrs = step.attrs
     if _is_exact(step.out.dtype, attrs["start"], attrs["step"], attrs["count"]):
         return {}
-    tile = "f64", (min(step.out.size, _COUNT),)
+    tile = "f64", (min(step.out.size, _COUNT.value),)
     return {"indices": tile, "products": tile}
 
 
@@ -65,7 +66,7 @@ def _grow(out: Array, start: float, step: float) -> list[Call]:
     calls: list[Call] = [partial(out[:1].fill, start)]
     done = 1
     while done < len(out):
-        n = min(done, _COUNT, len(out) - done)
+        n = min(done, _COUNT.value, len(out) - done)
         # Integers wrap around: a distance that the type cannot hold gives the same sums as the one it becomes.
         by = np.array(done * step).astype(out.dtype)
         calls.append(partial(np.add, out[:n], by, out[done : done + n]))

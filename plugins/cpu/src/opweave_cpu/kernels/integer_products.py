@@ -13,11 +13,11 @@ from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, in_turn
-from opweave_cpu.tunables import INTEGER_ROWS
+from opweave_cpu.tunables import INTEGER_ROWS, limit
 
 __all__ = ["exact_linear_of_integers", "linear_in_int8", "unpacks_integers"]
 
-MOST_ROWS: Final = 1024
+MOST_ROWS: Final = limit("integer_product_rows", 1024, 1, 1 << 14)
 """Rows up to which the activations are kept as integers, all at once, in the workspace."""
 
 _STRETCH: Final = 256
@@ -35,8 +35,8 @@ def _why_not(step: Step) -> str | None:
 
     if not multiplies_bytes():
         return "the processor has no instructions for products of bytes"
-    if _rows(step) > MOST_ROWS or w.shape[0] < 16:
-        return f"it takes at most {MOST_ROWS} rows, and weights of at least 16"
+    if _rows(step) > MOST_ROWS.value or w.shape[0] < 16:
+        return f"it takes at most {MOST_ROWS.value} rows, and weights of at least 16"
     return None
 
 

@@ -18,7 +18,7 @@ from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave_cpu.jit.compiler import has_fma, why_not
 from opweave_cpu.kernels.table import HALVES, KERNELS, PLAIN, needs_dense_output
 from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, window
-from opweave_cpu.tunables import TILE
+from opweave_cpu.tunables import TILE, limit
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class _Run(NamedTuple):
     taps: list[tuple[slice, Array]]
 
 
-FEWEST_IN_A_RUN: Final = 8
+FEWEST_IN_A_RUN: Final = limit("interpolation_run", 8, 1, 1 << 10)
 """Elements of a run on average; where they are fewer, elements are gathered: each run costs several calls."""
 
 
@@ -194,7 +194,7 @@ def _runs(indices: Array, weights: Array, length: int) -> list[_Run] | None:
             for first, weight in zip(some[:, a].tolist(), weights[:, to], strict=True):
                 taps.append((slice(first, first + b - a), weight[:1] if (weight == weight[0]).all() else weight))
             found.append(_Run(to, taps))
-    return found if len(found) * FEWEST_IN_A_RUN <= size else None
+    return found if len(found) * FEWEST_IN_A_RUN.value <= size else None
 
 
 def _add_runs(x: Array, axis: int, runs: Sequence[_Run], total: Array, scratch: Array) -> Iterator[Call]:

@@ -13,9 +13,10 @@ from opweave.contract.workspace import Arrays
 from opweave.ops.linear_attention import linear_attention_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, compute_dtype, shares, stretches
+from opweave_cpu.tunables import limit
 from opweave_cpu.workers import bind_workers, worker_count
 
-TOKENS: Final = 64
+TOKENS: Final = limit("linear_attention_tokens", 64, 1, 1 << 10)
 """Tokens after which a run can be cancelled."""
 
 
@@ -76,7 +77,7 @@ def linear_attention(
         yield partial(np.copyto, s, 0 if before is None else before[job])
         factors = None if u is None else _Bonus(q[job], u[job[1]], k[job])
         decays, removed, inserted = [None if x is None else x[job] for x in (w, a, b)]
-        for some in stretches(q.shape[2], TOKENS):
+        for some in stretches(q.shape[2], TOKENS.value):
             yield partial(_advance, some, q[job], k[job], v[job], decays, removed, inserted, factors, s, result[job],
                           term.view[job], row.view[job])  # fmt: skip
         if result is not stored:

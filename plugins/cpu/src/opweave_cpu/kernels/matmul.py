@@ -21,7 +21,7 @@ from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
-from opweave_cpu.tunables import TURNED_ROWS
+from opweave_cpu.tunables import TURNED_ROWS, limit
 from opweave_cpu.workers import is_blas_matrix
 
 _F32: Final = as_dtype("f32")
@@ -36,15 +36,25 @@ def must_pack(arg: Arg, dtype: DType) -> bool:
 
 # --- products computed as their transpose ---------------------------------------------------------------------------
 
-VERY_FEW_ROWS: Final = 4
-"""For fewer rows OpenBLAS has a kernel of its own, up to a million multiplications."""
+VERY_FEW_ROWS: Final = limit("very_few_rows", 4, 1, 64)
+"""For fewer rows OpenBLAS has a kernel of its own, up to `TURNED_WORK_OF_FEW` multiplications."""
+
+TURNED_WORK: Final = limit("turned_work", 1 << 18, 1, 1 << 26)
+"""Multiplications from which on products are computed as their transpose."""
+
+TURNED_WORK_OF_FEW: Final = limit("turned_work_of_few", 1 << 20, 1, 1 << 26)
+"""The same of fewer than `VERY_FEW_ROWS` rows."""
+
+TURNED_INPUTS: Final = limit("turned_inputs", 128, 1, 1 << 12)
+"""Inputs from which on they are."""
 
 
 def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
     """Whether the product of ``rows`` rows and ``outputs`` rows of weights is faster computed as its transpose."""
-    if not 2 <= rows <= TURNED_ROWS.value or inputs < 128 or dtype is not _F32 or not has_openblas():
+    if not 2 <= rows <= TURNED_ROWS.value or inputs < TURNED_INPUTS.value or dtype is not _F32 or not has_openblas():
         return False
-    return rows * inputs * outputs > (1 << 18 if rows >= VERY_FEW_ROWS else 1 << 20)
+    work = TURNED_WORK if rows >= VERY_FEW_ROWS.value else TURNED_WORK_OF_FEW
+    return rows * inputs * outputs > work.value
 
 
 def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
@@ -121,22 +131,22 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, **scratch: Arg) ->
     return in_turn(calls)
 
 
-SMALL_RESULT: Final = 1 << 14
+SMALL_RESULT: Final = limit("small_result_bytes", 1 << 14, 1, 1 << 20)
 """Bytes of a result up to which `ndarray.dot` is faster: it finds the same product in half the time, but first fills
 the result with zeros, which for square matrices of 512 takes a twentieth of all."""
 
 
-SHARED_PRODUCT: Final = 1 << 22
+SHARED_PRODUCT: Final = limit("shared_product", 1 << 22, 1, 1 << 28)
 """Multiplications from which on it is worth to have threads that wait for parts of kernels leave before a product: BLAS
 shares it among threads of its own, and the time that these wait for a processor is longer than this takes."""
 
 
 def product_call(a: Array, b: Array, out: Array) -> Call:
     """The call ``out = a @ b``."""
-    if a.ndim == 2 and out.nbytes <= SMALL_RESULT and out.flags.c_contiguous:
+    if a.ndim == 2 and out.nbytes <= SMALL_RESULT.value and out.flags.c_contiguous:
         return partial(a.dot, b, out)
     call = partial(np.matmul, a, b, out)
-    return in_turn([THREADS.recall, call]) if out.size * a.shape[-1] >= SHARED_PRODUCT else call
+    return in_turn([THREADS.recall, call]) if out.size * a.shape[-1] >= SHARED_PRODUCT.value else call
 
 
 # --- linear ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from opweave.ops.pooling import axis_counts, shared_count
 from opweave_cpu.kernels.table import KERNELS, NUMBERS
 from opweave_cpu.kernels.windows import Job, bind_sums, line_jobs, sum_arrays, taps_of
 from opweave_cpu.tiles import Array, compute_dtype, constant, window, worker_scratch
-from opweave_cpu.tunables import TILE
+from opweave_cpu.tunables import TILE, limit
 from opweave_cpu.workers import Cut, at, bind_workers, cuts_of, worker_count
 
 
@@ -44,14 +44,14 @@ def max_pool(stream: Stream, op: str, out: Arg, x: Arg, **attrs: Any) -> Call:
     return bind_workers(stream, _jobs(out), _workers(out, attrs), tile_calls)
 
 
-SMALL_TILE: Final = 1 << 14
+SMALL_TILE: Final = limit("pooling_tile_bytes", 1 << 14, 1, 1 << 20)
 """Bytes of the windows of a tile below which calling takes longer than a pass."""
 
 
 def _backward_jobs(grad: Arg) -> list[Job]:
     # Small gradients are cut in two tiles, since the scratch memory of a tile is 2.5 times as large as the tile.
     size = grad.size * compute_dtype(grad.dtype).itemsize
-    return line_jobs(grad, min(TILE.value, max(SMALL_TILE, size // 2)))
+    return line_jobs(grad, min(TILE.value, max(SMALL_TILE.value, size // 2)))
 
 
 def _backward_workers(grad: Arg, attrs: Mapping[str, Any]) -> int:

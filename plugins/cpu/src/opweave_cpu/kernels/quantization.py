@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave.ops.encoding import ENCODED, encode_into
 from opweave_cpu.kernels.table import KERNELS, QUANTIZED
 from opweave_cpu.tiles import Cut, at_once, in_turn, shares, tile_cuts, workers_of
-from opweave_cpu.tunables import BLOCK_TILE
+from opweave_cpu.tunables import BLOCK_TILE, limit
 
-_SPREAD = 1 << 14
+_SPREAD: Final = limit("quantization_spread", 1 << 14, 1, 1 << 20)
 """Elements from which on rows are encoded by several threads."""
 
 
@@ -26,7 +27,7 @@ def quantize(stream: Stream, op: str, out: Arg, x: Arg, importance: Arg | None =
     values, blocks = x.view, out.view
     weights = None if importance is None else importance.view
     count = min(workers_of(stream), len(values))
-    if values.ndim < 2 or count < 2 or values.size < _SPREAD:
+    if values.ndim < 2 or count < 2 or values.size < _SPREAD.value:
         return partial(encode_into, values, blocks, dtype, weights)
     return at_once([
         partial(encode_into, values[some], blocks[some], dtype, None if weights is None else weights[some])

@@ -14,8 +14,9 @@ from opweave.graph.dtypes import DType
 from opweave.ops.random import UNIFORM_BITS, block_count, block_values, philox
 from opweave_cpu.kernels.table import KERNELS, needs_dense_output
 from opweave_cpu.tiles import Array, at_once, compute_dtype, most_workers, shares, workers_of
+from opweave_cpu.tunables import limit
 
-BLOCKS: Final = 1 << 12
+BLOCKS: Final = limit("random_blocks", 1 << 12, 1, 1 << 16)
 """Blocks of a tile, whose words and products of 48 bytes a block fit the second-level cache."""
 
 _BYTES: Final = 16
@@ -24,7 +25,7 @@ _BYTES: Final = 16
 
 def _workspace(step: Step) -> Arrays:
     lead = most_workers(_BYTES * step.out.size)
-    tile = min(block_count(step.out.size, step.out.dtype), BLOCKS)
+    tile = min(block_count(step.out.size, step.out.dtype), BLOCKS.value)
     arrays: dict[str, Any] = {"words": ("i64", (lead, 6, tile))}
     if step.op == "normal":
         arrays |= {"parts": (compute_dtype(step.out.dtype), (lead, 3, tile)), "swaps": ("bool", (lead, tile))}
@@ -47,7 +48,7 @@ def random(
 ) -> Call:
     each, flat = block_values(dtype), out.view.reshape(-1)
     blocks = block_count(flat.size, dtype)
-    count = min(workers_of(stream), len(words.view), -(-blocks // BLOCKS))
+    count = min(workers_of(stream), len(words.view), -(-blocks // BLOCKS.value))
     jobs = []
     for worker, mine in enumerate(shares(blocks, count)):
         if parts is None or swaps is None:

@@ -31,22 +31,22 @@ from opweave_cpu.tiles import (
     worker_scratch,
     workers_of,
 )
-from opweave_cpu.tunables import BLAS_COLUMNS, BLAS_ROWS, SPREAD_PASS, TILE
+from opweave_cpu.tunables import BLAS_COLUMNS, BLAS_ROWS, SPREAD_PASS, TILE, limit
 
-RUN: Final = 128
+RUN: Final = limit("summed_run", 128, 2, 128, bounds=(2, 128))
 """The longest running sum in f32, whose rounding errors grow with its length. (NumPy adds pairwise, from blocks of this
 length, but along the innermost axis only.)"""
 
-NARROW: Final = 1 << 12
+NARROW: Final = limit("narrow_bytes", 1 << 12, 1, 1 << 20)
 """Bytes: rows shorter than this are added many at a time, since a pass over one takes little longer than calling it."""
 
-FEW_BYTES: Final = 1 << 18
+FEW_BYTES: Final = limit("partial_results_bytes", 1 << 18, 1, 1 << 24)
 """Partial results up to this size are kept beside a call, one for each thread."""
 
-WIDE_ROW: Final = 16
+WIDE_ROW: Final = limit("wide_row", 16, 1, 1 << 10)
 """Columns from which on BLAS, as a product with ones from the left, adds up rows faster than NumPy."""
 
-FEW_PARTIALS: Final = 64
+FEW_PARTIALS: Final = limit("few_partials", 64, 1, 1 << 10)
 """Up to so many partial sums of f32 are added up in f32, more of them in f64."""
 
 _F32: Final = as_dtype("f32")
@@ -108,7 +108,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
             return _sum_columns(stream, x, out)
     count = workers_of(stream) if x.nbytes >= 2 * SPREAD_PASS.value else 1
     whole = partial(ufunc.reduce, x, axes, dtype, out)
-    if count == 1:
+    if count == 1 or not axes:  # none: those that are reduced have one element
         return whole
     kept = [i for i in range(x.ndim) if i not in axes]
     if not kept:
@@ -122,7 +122,7 @@ def _reduce(stream: Stream, ufunc: Any, x: Array, axes: tuple[int, ...], out: Ar
     if axis is None or x.strides[axis] < x.strides[far]:
         # Columns: cutting their rows would make short passes. The reduced axis is cut instead, and the partial results
         # reduced once more. NumPy's one pass over rows is so fast that this pays only beyond what caches hold.
-        if x.shape[far] < count or count * out.nbytes > FEW_BYTES or x.nbytes < 4 * SPREAD_PASS.value:
+        if x.shape[far] < count or count * out.nbytes > FEW_BYTES.value or x.nbytes < 4 * SPREAD_PASS.value:
             return whole
         ranges = shares(x.shape[far], count)
         halves = np.empty((len(ranges), *out.shape), out.dtype)
@@ -136,7 +136,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
     """The call that adds up along the last axis."""
     n = x.shape[-1]
     packed = x.ndim == 2 and x.strides[1] == x.itemsize and x.strides[0] >= n * x.itemsize
-    if packed and n <= LONGEST_ROW and x.size <= BLAS_ROWS.value:
+    if packed and n <= LONGEST_ROW.value and x.size <= BLAS_ROWS.value:
         return partial(np.matmul, x, np.ones(n, x.dtype), out)
     add = row_sums(n, x.dtype)
     count = workers_of(stream) if x.nbytes >= 2 * SPREAD_PASS.value and x.ndim > 1 else 1
@@ -145,7 +145,7 @@ def _sum_rows(stream: Stream, x: Array, out: Array) -> Call:
 
 
 def _are_wide_rows(x: Array) -> bool:
-    return x.shape[-1] >= WIDE_ROW and x.strides[-1] == x.itemsize and x.strides[-2] >= x.shape[-1] * x.itemsize
+    return x.shape[-1] >= WIDE_ROW.value and x.strides[-1] == x.itemsize and x.strides[-2] >= x.shape[-1] * x.itemsize
 
 
 def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
@@ -210,14 +210,14 @@ def _split(dims: Sequence[_Dim]) -> _Split | None:
     inner = min(range(len(dims)), key=lambda i: abs(dims[i].stride))
     loose = [i for i, d in enumerate(dims) if d.target is None and i != inner]
     length = prod([dims[i].n for i in loose])
-    if length <= RUN:
+    if length <= RUN.value:
         return None
     axis = max(loose, key=lambda i: dims[i].n)
     n = dims[axis].n
-    run = min(n, max(2, RUN * n // length))
+    run = min(n, max(2, RUN.value * n // length))
     passed = prod([d.n for d in dims[axis + 1 :]])
-    columns = axis == len(dims) - 2 and dims[-1].stride == _F32.itemsize and dims[-1].n >= WIDE_ROW
-    return _Split(axis, run, n // run, n % run, 4 * passed < NARROW and not columns)
+    columns = axis == len(dims) - 2 and dims[-1].stride == _F32.itemsize and dims[-1].n >= WIDE_ROW.value
+    return _Split(axis, run, n // run, n % run, 4 * passed < NARROW.value and not columns)
 
 
 def _sum_scratch(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
@@ -229,7 +229,7 @@ def _sum_scratch(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
     split = _split(_dims(step.srcs[0], out, step.attrs["axes"])) if dtype is _F32 else None
     if split is not None:
         arrays["partials"] = _F32, (out.size * split.partials,)
-        if split.partials > FEW_PARTIALS:
+        if split.partials > FEW_PARTIALS.value:
             arrays["wide"] = _F64, (out.size,)
     return arrays
 
@@ -337,7 +337,7 @@ def _add_squares(
         np.subtract(some, centers[window], squares)
         np.multiply(squares, squares, squares)
         # Along the last axis NumPy adds pairwise.
-        dtype = squares.dtype if x.ndim - 1 in axes or some.size <= RUN * into.size else sums.dtype
+        dtype = squares.dtype if x.ndim - 1 in axes or some.size <= RUN.value * into.size else sums.dtype
         result = part.view(dtype)[: into.size].reshape(into.shape)
         np.add.reduce(squares, axes, dtype, result, keepdims=True)
         np.add(into, result, into)

@@ -29,12 +29,19 @@ def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, *, tiles: Arg | N
 
 
 def clamping(least: float, largest: float, dtype: DType) -> Callable[[Array, Array], Any]:
-    """The pass ``f(x, out)`` for bounds rounded to ``dtype``. Beside an infinite bound only the other is applied."""
-    low, high = (constant(constant(bound, dtype).item(), compute_dtype(dtype)) for bound in (least, largest))
+    """The pass ``f(x, out)`` for bounds rounded to ``dtype``. Beside an infinite bound, which integers do not have,
+    only the other is applied."""
+
+    def rounded(bound: float) -> Array:
+        return constant(constant(bound, dtype).item(), compute_dtype(dtype))
+
     if largest == np.inf:
+        low = rounded(least)
         return lambda x, out: np.maximum(x, low, out=out)
     if least == -np.inf:
+        high = rounded(largest)
         return lambda x, out: np.minimum(x, high, out=out)
+    low, high = rounded(least), rounded(largest)
     return lambda x, out: np.clip(x, low, high, out)
 
 

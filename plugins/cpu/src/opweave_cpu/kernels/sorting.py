@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract import NEVER, Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
 from opweave_cpu.jit.compiler import why_not
@@ -33,7 +33,7 @@ from opweave_cpu.tiles import (
     window,
     workers_of,
 )
-from opweave_cpu.tunables import SPREAD_PASS
+from opweave_cpu.tunables import SPREAD_PASS, limit
 
 _F32: Final = as_dtype("f32")
 _I32: Final = as_dtype("i32")
@@ -46,10 +46,10 @@ _HALF: Final = np.array(32, np.uint64)
 
 # --- argsort and top_k ----------------------------------------------------------------------------------------------
 
-SHORT_ROW: Final = 1024
+SHORT_ROW: Final = limit("short_sorted_row", 1024, 1, 1 << 14)
 """Elements in a row up to which NumPy's own unstable sort of indices is faster than making keys."""
 
-SEVERAL: Final = 256
+SEVERAL: Final = limit("top_k_share", 256, 64, 1 << 12, bounds=(64, NEVER))
 """Elements of a row for each wanted one, from which on `top_k` is faster if `_pick_few` rules out most of them."""
 
 PART: Final = 64
@@ -75,7 +75,7 @@ def _packed_workspace(step: Step) -> Arrays:
 def _argsort_workspace(step: Step) -> Arrays:
     """Nothing where NumPy's own sort of indices is faster."""
     x, attrs = step.srcs[0], step.attrs
-    few = not attrs["stable"] and x.shape[attrs["axis"]] <= SHORT_ROW and x.dtype.itemsize == 4
+    few = not attrs["stable"] and x.shape[attrs["axis"]] <= SHORT_ROW.value and x.dtype.itemsize == 4
     return {} if few else _packed_workspace(step)
 
 
@@ -103,16 +103,22 @@ def _bind_packed(
     words, jobs = packed.view.view(np.uint64), []
     for worker, mine in enumerate(shares(len(cuts), min(workers_of(stream), packed.shape[0], len(cuts)))):
         tiles = [(values[c], order[c]) for c in cuts[mine]]
-        jobs.append(partial(_sort_packed, tiles, words[worker], numbers.view[worker], descending, k))
+        several = k is not None and values.dtype == np.float32 and k * SEVERAL.value <= values.shape[-1]
+        jobs.append(partial(_sort_packed, tiles, words[worker], numbers.view[worker], descending, k, several))
     return at_once(jobs)
 
 
 def _sort_packed(
-    tiles: Sequence[tuple[Array, Array]], words: Array, numbers: Array, descending: bool, k: int | None
+    tiles: Sequence[tuple[Array, Array]],
+    words: Array,
+    numbers: Array,
+    descending: bool,
+    k: int | None,
+    picks: bool,
 ) -> None:
-    n = tiles[0][0].shape[-1]
-    index = np.arange(n, dtype=np.uint32)
-    if k is None or k * SEVERAL > n or tiles[0][0].dtype != np.float32:
+    """Sort the rows of tiles; where it ``picks``, try first to find the k wanted elements of each row."""
+    index = np.arange(tiles[0][0].shape[-1], dtype=np.uint32)
+    if not picks:
         for values, order in tiles:
             _sort_rows(values, order, words, numbers, index, descending, k)
         return
@@ -206,10 +212,10 @@ def _sort_indirect(tiles: Sequence[tuple[Array, Array]], descending: bool, kind:
 
 # --- cumsum ---------------------------------------------------------------------------------------------------------
 
-BLOCK: Final = 512
+BLOCK: Final = limit("running_block", 512, 1, 512, bounds=(1, 512))
 """The longest running sum in f32; to each block the sum before it is added afterwards."""
 
-SHORT_BLOCK: Final = 32
+SHORT_BLOCK: Final = limit("short_running_block", 32, 2, 256, bounds=(2, 512))
 """The same where a product makes the running sums of a block."""
 
 
@@ -238,7 +244,7 @@ def _by_products(x: Arg, out: Arg, axis: int) -> bool:
     """Whether BLAS can make the running sums: many short blocks that lie side by side."""
     item, n = x.dtype.itemsize, x.shape[axis]
     return (
-        n >= 2 * SHORT_BLOCK
+        n >= 2 * SHORT_BLOCK.value
         and x.strides[axis] == out.strides[axis] == item
         and all(stride >= n * item for arg in (x, out) for i, stride in enumerate(arg.strides) if i != axis)
     )
@@ -248,9 +254,9 @@ def _carry_workspace(step: Step) -> Arrays:
     """The sum at the end of each block, in f64 while they are added up, then in f32."""
     x, axis = step.srcs[0], step.attrs["axis"]
     n = x.shape[axis]
-    blocks = x.size // n * (n // BLOCK)
+    blocks = x.size // n * (n // BLOCK.value)
     if _by_products(x, step.out, axis):
-        blocks = max(blocks, tile_rows(x.size, n, x.dtype.itemsize) * (n // SHORT_BLOCK))
+        blocks = max(blocks, tile_rows(x.size, n, x.dtype.itemsize) * (n // SHORT_BLOCK.value))
     return {"ends": ("f64", (blocks,)), "carry": (_F32, (blocks,))}
 
 
@@ -266,13 +272,13 @@ def cumsum(
         return one_by_one
     n = source.shape[-1]
     # Row k of the matrix adds element k to itself and all behind it.
-    matrix = np.triu(np.ones((SHORT_BLOCK, SHORT_BLOCK), np.float32))
+    matrix = np.triu(np.ones((SHORT_BLOCK.value, SHORT_BLOCK.value), np.float32))
     tiles = []
     for cut in tile_cuts(target.shape, tile_rows(x.size, n, x.dtype.itemsize), keep_last=True):
         some, result = source[cut], target[cut]
-        blocks_in, blocks_out = (_blocks(a, n // SHORT_BLOCK, SHORT_BLOCK) for a in (some, result))
+        blocks_in, blocks_out = (_blocks(a, n // SHORT_BLOCK.value, SHORT_BLOCK.value) for a in (some, result))
         last, before = (window(a.view, blocks_out.shape[:-1]) for a in (ends, carry))
-        rest = n % SHORT_BLOCK
+        rest = n % SHORT_BLOCK.value
         tail = (some[..., n - rest :], result[..., n - rest :]) if rest else None
         tiles.append((blocks_in, blocks_out, last, before, tail))
     return partial(_sum_by_products, tiles, matrix, one_by_one)
@@ -304,10 +310,10 @@ def _sum_by_products(
 def _sums_in_blocks(stream: Stream, source: Array, target: Array, flat_ends: Array, flat_carry: Array) -> Call:
     """The call that adds up one by one, in blocks."""
     n = source.shape[-1]
-    count = n // BLOCK
+    count = n // BLOCK.value
     if count == 0:
         return _spread_rows(stream, partial(np.add.accumulate, axis=-1), source, target)
-    blocks_in, blocks_out = _blocks(source, count, BLOCK), _blocks(target, count, BLOCK)
+    blocks_in, blocks_out = _blocks(source, count, BLOCK.value), _blocks(target, count, BLOCK.value)
     ends, carry = (window(flat, blocks_out.shape[:-1]) for flat in (flat_ends, flat_carry))
     calls: list[Call] = [
         _spread_rows(stream, partial(np.add.accumulate, axis=-1), blocks_in, blocks_out),
@@ -318,9 +324,9 @@ def _sums_in_blocks(stream: Stream, source: Array, target: Array, flat_ends: Arr
     if count > 1:
         later = blocks_out[..., 1:, :]
         calls.append(_spread_rows(stream, np.add, later, later, np.broadcast_to(carry[..., :-1, None], later.shape)))
-    if n % BLOCK:
-        tail = target[..., count * BLOCK :]
-        calls.append(partial(np.add.accumulate, source[..., count * BLOCK :], -1, None, tail))
+    if n % BLOCK.value:
+        tail = target[..., count * BLOCK.value :]
+        calls.append(partial(np.add.accumulate, source[..., count * BLOCK.value :], -1, None, tail))
         calls.append(partial(np.add, tail, carry[..., -1:], tail))
     return in_turn(calls)
 

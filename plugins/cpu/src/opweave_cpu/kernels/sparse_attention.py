@@ -13,14 +13,15 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import compute_dtype, constant, stretches, window
+from opweave_cpu.tunables import limit
 from opweave_cpu.workers import bind_workers
 
-SCORES: Final = 1 << 17
+SCORES: Final = limit("sparse_attention_scores", 1 << 17, 1, 1 << 22)
 """Elements of a tile of products: what several passes find in the second-level cache."""
 
 
 def _tile_rows(tokens: int, keys: int) -> int:
-    return min(tokens, max(1, SCORES // max(1, keys)))
+    return min(tokens, max(1, SCORES.value // max(1, keys)))
 
 
 def _workspace(step: Step) -> Arrays:

@@ -13,7 +13,7 @@ from opweave.contract.workspace import Arrays
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, compute_dtype, constant, in_turn, window, worker_scratch
-from opweave_cpu.tunables import TILE
+from opweave_cpu.tunables import TILE, limit
 from opweave_cpu.workers import Cut, bind_workers, cuts_of, worker_count
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def causal_conv1d(
 
 # --- selective scan -------------------------------------------------------------------------------------------------
 
-STATES: Final = 1 << 13
+STATES: Final = limit("scan_states", 1 << 13, 1, 1 << 18)
 """Elements of the state that one pass updates: such a pass takes several times as long as calling it."""
 
-CHUNK: Final = 1 << 17
+CHUNK: Final = limit("scan_chunk", 1 << 17, 1, 1 << 22)
 """Elements of the states of all tokens of a chunk, which several passes find in the second-level cache."""
 
 
@@ -85,8 +85,8 @@ class _ScanTiling:
         batch, channels, tokens = u.shape
         n, groups = a.shape[1], b.shape[1]
         each = channels // groups
-        some = min(each, max(1, STATES // n))
-        self.tokens = min(tokens, max(1, CHUNK // (some * n)))
+        some = min(each, max(1, STATES.value // n))
+        self.tokens = min(tokens, max(1, CHUNK.value // (some * n)))
         self.jobs = [
             (i, g, slice(g * each + c, g * each + min(c + some, each)))
             for i in range(batch)
