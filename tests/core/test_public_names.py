@@ -37,10 +37,10 @@ NAMES = """
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """
-    HOST_SPACE
+    HOST_SPACE NEVER
     Arg Backend Buffer BufferType Call Caps CollectiveSupport Collectives Device DeviceProps Event Features Group Kind
-    Launch MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream Structure Tunable
-    Usage WorkerStream
+    Launch Limit MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream Structure
+    Tunable Usage WorkerStream
     first_equals flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905
 

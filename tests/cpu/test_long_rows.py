@@ -63,7 +63,10 @@ def test_of_one_row_or_few(name, dtype):
     with ow.Scheduler(ow.open_device("cpu?threads=2")) as scheduler:
         for n in LENGTHS:
             for shape in ((n,), (1, n), (1, 1, n), (2, n), (n, 1), (n // 2 or 1, 2)):
-                x = (0.2 * rng.standard_normal(shape) + np.arange(shape[-1]) % 2).astype(kind)
+                x = rng.standard_normal(shape)
+                if name == "layer_norm":  # of two elements that are nearly equal no digit is right
+                    x = 0.2 * x + np.arange(shape[-1]) % 2
+                x = x.astype(kind)
                 want = truth(x.astype(np.float64))
                 got = scheduler.build(build(ow.input("x", shape, dtype))).run(x=x)
                 if name == "argmax":

@@ -328,16 +328,16 @@ def test_images_made_a_whole_number_of_times_as_large(mode: Any, factor: int, dt
 def test_columns_of_a_convolution_in_several_parts(
     monkeypatch: pytest.MonkeyPatch, attrs: dict[str, Any], dtype: Any, error: float, fewest: int
 ) -> None:
-    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)
-    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS", fewest)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS.value", 1 << 15)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS.value", fewest)
     x, w = normal(2, 8, 21, 23, dtype=dtype), normal(6, 8 // attrs.get("groups", 1), 3, 3, dtype=dtype)
     assert_as_defined(ow.conv2d(x, w, normal(6, dtype=dtype), **attrs), error)
 
 
 @pytest.mark.parametrize("fewest", [1, 64])
 def test_columns_of_lines_and_of_volumes(monkeypatch: pytest.MonkeyPatch, fewest: int) -> None:
-    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS", 1 << 15)
-    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS", fewest)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.COLUMNS.value", 1 << 15)
+    monkeypatch.setattr("opweave_cpu.kernels.convolution.FEWEST_COLUMNS.value", fewest)
     line, volume = normal(2, 8, 901, dtype=np.float32), normal(1, 8, 7, 9, 11, dtype=np.float32)
     assert_as_defined(ow.conv1d(line, normal(4, 8, 5, dtype=np.float32), padding=2), 1e-5)
     assert_as_defined(ow.conv3d(volume, normal(6, 8, 2, 3, 3, dtype=np.float32), padding=1), 1e-5)
