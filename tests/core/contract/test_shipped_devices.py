@@ -60,9 +60,9 @@ def test_a_buffer_holds_what_was_uploaded(device):
     assert buffer.usage is ow.Usage.WEIGHTS
     for wrong in ("weights", "WEIGHTS", 1, None, ow.Kind.CPU):
         with pytest.raises(ow.UnknownNameError, match=r"usage of memory.*Usage\.WEIGHTS"):
-            buffer.usage = wrong  # type: ignore[assignment]
+            buffer.usage = wrong
         with pytest.raises(ow.UnknownNameError, match=r"usage of memory.*Usage\.COMPUTE"):
-            device.alloc(16, wrong)  # type: ignore[arg-type]
+            device.alloc(16, wrong)
     assert buffer.usage is ow.Usage.WEIGHTS
     for refused in (lambda: buffer.upload(250, data[:7]), lambda: buffer.fill(0, -1, 2), lambda: buffer.fill(256)):
         with pytest.raises(ow.BoundsError):
