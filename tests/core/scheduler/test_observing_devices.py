@@ -54,6 +54,27 @@ def test_an_observer_reads_on_the_device_and_only_what_it_wants(device, chain, p
             value.read()
 
 
+def test_an_observer_is_asked_in_every_run(device, chain):
+    """ggml's ``ask``: other nodes in each run, of a block that began once."""
+    _, first, second, third = chain
+    with ow.Scheduler([device, HostDevice()]) as scheduler:
+        program = scheduler.build(third)
+        want, asked, seen, wanted = program.run(x=array(4, 6)), [], [], []
+
+        def ask(node):
+            asked.append(node)
+            return node in wanted
+
+        with program.observe(lambda node, value: seen.append((node, value)), [first, second], ask=ask):
+            for wanted in ([], [second], [first, second]):
+                asked.clear()
+                seen.clear()
+                assert np.array_equal(program.run(x=array(4, 6)), want)
+                assert asked == [first, second]
+                assert [node for node, _ in seen] == wanted
+    np.testing.assert_allclose(seen[1][1], want / 2, rtol=1e-6)
+
+
 def test_nothing_is_downloaded_for_an_observer_that_does_not_read(chain, monkeypatch):
     device = Separate("card")
     downloads = []

@@ -177,3 +177,98 @@ def test_a_loss_scale_stays_finite():
         for _ in range(12):
             program.run(finite=np.array(True))
         assert np.isfinite(ow.read(scaling.scale))
+
+
+# --- options that are functions of the step -------------------------------------------------------------------------
+
+
+def falling(first, last):
+    return lambda step: last + (first - last) * 0.5**step
+
+
+SCHEDULED = {
+    "adamw": (
+        lambda p: AdamW(p, (falling(0.5, 0.95), falling(0.9, 0.9995)), falling(1e-3, 1e-8), falling(0.1, 0.0)),
+        lambda p: torch.optim.AdamW(p, 1.0),
+        lambda i: {"betas": (falling(0.5, 0.95)(i), falling(0.9, 0.9995)(i)), "eps": falling(1e-3, 1e-8)(i),
+                   "weight_decay": falling(0.1, 0.0)(i)},
+    ),
+    "adamw from 0": (
+        lambda p: AdamW(p, (lambda i: 0.0 if i < 2 else 0.9, 0.999), 1e-8, 0.01),
+        lambda p: torch.optim.AdamW(p, 1.0, weight_decay=0.01),
+        lambda i: {"betas": (0.0 if i < 2 else 0.9, 0.999)},
+    ),
+    "sgd": (
+        lambda p: SGD(p, falling(0.5, 0.9), True, falling(0.1, 0.0)),
+        lambda p: torch.optim.SGD(p, 1.0, momentum=0.5, nesterov=True),
+        lambda i: {"momentum": falling(0.5, 0.9)(i), "weight_decay": falling(0.1, 0.0)(i)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu", "opencl", "host"])
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_scheduled_options_are_torchs(kind, device, dtype):
+    """With a learning rate that f32 does not hold: f64 training takes it in f64."""
+    if device == "opencl":
+        from tests.support.opencl import DEVICES
+
+        if not DEVICES:
+            pytest.skip("no OpenCL driver works here")
+        device = DEVICES[0]
+    ours, theirs, at = SCHEDULED[kind]
+    rng = np.random.default_rng(5)
+    first, grads = rng.standard_normal((3, 5)), rng.standard_normal((6, 3, 5))
+    w = ow.state("w", (3, 5), dtype)
+    ow.write(w, first)
+    optimizer = ours({"w": w})
+    first = ow.read(w).astype(np.float64)
+    grad, rate = ow.input("grad", (3, 5), dtype), ow.input("rate", (), optimizer.rate_dtype)
+    assert optimizer.rate_dtype.name == ("f64" if dtype == "f64" else "f32")
+    want = torch.tensor(first, requires_grad=True)
+    reference = theirs([want])
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(list(optimizer.step({"w": grad}, rate).values()))
+        for i, g in enumerate(grads):
+            g = g.astype(grad.dtype.numpy)
+            program.run({"grad": g, "rate": np.asarray(0.1, rate.dtype.numpy), **optimizer.feeds(i)})
+            want.grad = torch.tensor(g.astype(np.float64))
+            reference.param_groups[0].update(lr=0.1, **at(i))
+            reference.step()
+    got = ow.read(w).astype(np.float64)
+    atol = {"f64": 1e-14, "f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}[dtype]
+    np.testing.assert_allclose(got, want.detach().numpy(), rtol=0, atol=atol)
+
+
+def test_scheduled_options_are_fed_by_the_trainer_and_known_to_checkpoints(tmp_path):
+    from opweave.training import Trainer
+    from tests.support.small_training import DATA, network, parameters
+
+    def made(decay):
+        params = parameters("f64")
+        optimizer = AdamW(params, weight_decay=decay)
+        return Trainer(lambda x: network(x.astype("f64"), params), optimizer, 0.1, batch=24)
+
+    def end(decay):
+        with made(decay) as trainer:
+            trainer.run_epoch(DATA)
+            trainer.save(tmp_path / "c.safetensors", DATA)
+            return ow.read(trainer._optimizer.params["w0"])
+
+    assert np.array_equal(end(0.25), end(lambda step: 0.25))
+    assert not np.array_equal(end(0.25), end(lambda step: 0.25 * (step + 1)))
+    with made(lambda step: 0.25 * (step + 1)) as same, made(lambda step: 0.5 * (step + 1)) as other:
+        same.load(tmp_path / "c.safetensors", DATA)
+        with pytest.raises(ow.CheckpointError):
+            other.load(tmp_path / "c.safetensors", DATA)
+
+
+def test_scheduled_options_are_checked():
+    w = ow.state("w", (2,), "f32")
+    for options in ({"betas": (lambda i: 1.0, 0.9)}, {"eps": lambda i: -1.0}, {"weight_decay": lambda i: "much"}):
+        with pytest.raises(ow.DTypeError):
+            AdamW({"w": w}, **options)
+    late = AdamW({"w": w}, (lambda i: 0.9 if i < 50_000 else 1.0, 0.9))
+    with pytest.raises(ow.DTypeError, match="beta"):
+        late.feeds(60_000)

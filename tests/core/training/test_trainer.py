@@ -145,7 +145,7 @@ def test_the_losses_of_200_steps_are_torchs(device, torchs_losses):
     losses: list[float] = []
     with trainer(lr=training.cosine(0.02, 200), devices=[device, "host"], batch=8) as made:
         program = made._program
-        made._program = lambda kind, batch: _Listening(program(kind, batch), losses)
+        made._program = lambda kind, *given: _Listening(program(kind, *given), losses)
         while made.steps < 200:
             made.run_epoch(DATA)
     np.testing.assert_allclose(losses[:200], torchs_losses, rtol=1e-3)
@@ -229,10 +229,10 @@ def test_half_types_learn_with_a_scale_of_the_loss(dtype):
 def test_nothing_is_allocated_after_the_first_step():
     with trainer() as made:
         batches = Dataset(DATA).batches(8)
-        made._train([next(batches)], 0.0)()
+        made._train([next(batches)], 8, True, 0.0)()
         with ow.trace() as timeline:
             for batch in batches:
-                made._train([batch], 0.0)()
+                made._train([batch], 8, True, 0.0)()
     kinds = {event.kind for event in timeline.events}
     assert "plan" in kinds
     assert not kinds & {"alloc", "build"}
@@ -241,7 +241,7 @@ def test_nothing_is_allocated_after_the_first_step():
 def test_parameters_are_updated_from_the_last_layer_to_the_first():
     """Each gradient is used, and its memory free, before the next one is there."""
     with trainer() as made:
-        program = made._program("step", next(Dataset(DATA).batches(8)))
+        program = made._program("step", [next(Dataset(DATA).batches(8))], 8)
         written = [node.memory.name for node in program.partition.graph.nodes if node.op.writes]
     first = [written.index(name) for name in ("w1", "w0")]
     assert first == sorted(first)
@@ -259,7 +259,7 @@ def test_a_training_is_split_over_two_devices():
         ow.write(params[name], FIRST[name])
     with Trainer(model, SGD(params, 0.9), 0.05, batch=16, devices=["opencl", "cpu"]) as split:
         split.run_epoch(DATA)
-        program = split._program("step", next(iter(Dataset(DATA).batches(16))))
+        program = split._program("step", [next(iter(Dataset(DATA).batches(16)))], 16)
         assert {device.partition(":")[0] for device, _ in program.explain().splits} == {"cpu", "opencl"}
     with trainer(lambda p: SGD(p, 0.9), 0.05, batch=16) as alone:
         alone.run_epoch(DATA)
@@ -406,3 +406,152 @@ def test_what_does_not_fit_is_refused():
     several = trainer(loss=lambda p, t: ow.cross_entropy(p, t, reduction="none"))
     with several, pytest.raises(ow.ShapeError, match="mean over the examples"):
         several.run_epoch(DATA)
+
+
+# --- logical batches ------------------------------------------------------------------------------------------------
+
+
+def torchs(logical, epochs=1, seed=0, reduction="mean", drop_last=False, rate=0.1, skip=(), shuffle=True):
+    """The parameters after plain steps of torch, in f64, over the same examples."""
+    params = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in FIRST.items()}
+    x, y = torch.tensor(X, dtype=torch.float64), torch.tensor(Y, dtype=torch.long)
+    for epoch in range(epochs):
+        order = Dataset(DATA).order(seed, epoch, shuffle)
+        for number, at in enumerate(range(0, len(order), logical)):
+            ids = order[at : at + logical]
+            if number in skip or (drop_last and len(ids) < logical):
+                continue
+            h = torch.relu(x[ids] @ params["w0"].T + params["b0"])
+            logits = h @ params["w1"].T + params["b1"]
+            loss = functional.cross_entropy(logits, y[ids], reduction=reduction)
+            for p, g in zip(params.values(), torch.autograd.grad(loss, list(params.values())), strict=True):
+                p.data -= rate * g
+    return {n: p.detach().numpy() for n, p in params.items()}
+
+
+def near_torch(made, want, dtype="f32"):
+    for name, tensor in made._optimizer.params.items():
+        np.testing.assert_allclose(ow.read(tensor), want[name], rtol=0, atol={"f64": 1e-13}.get(dtype, 2e-6))
+
+
+SPLITS = [{"batch": 40}, {"batch": 20, "accumulate": 2}, {"batch": 7, "accumulate": 5}, {"batch": 96}, {"batch": 100}]
+
+
+@pytest.mark.parametrize("options", SPLITS, ids=range(5))
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_last_examples_are_a_step_of_their_own_mean_or_sum(options, reduction, drop_last):
+    logical = options["batch"] * options.get("accumulate", 1)
+    rate = 0.1 if reduction == "mean" else 0.002
+    loss = lambda p, t: ow.cross_entropy(p, t, reduction=reduction)  # noqa: E731
+    options = {"reduction": reduction, "loss": loss, "drop_last": drop_last, **options}
+    with trainer(SGD, rate, "f64", **options) as made:
+        if drop_last and logical > 96:
+            with pytest.raises(ow.SchedulerError, match="a step takes 100 examples"):
+                made.run_epoch(DATA)
+            return
+        for _ in range(2):
+            found = made.run_epoch(DATA)
+        want = torchs(logical, 2, 0, reduction, drop_last, rate)
+        near_torch(made, want, "f64")
+        assert made.steps == 2 * (96 // logical if drop_last else -(-96 // logical))
+        assert found.examples == (96 // logical * logical if drop_last else 96)
+        evaluated = made.evaluate(DATA)  # a mean over the examples, whatever the loss is
+    with trainer(SGD, 0.1, "f64", batch=96) as other:
+        for name, param in other._optimizer.params.items():
+            ow.write(param, want[name])
+        assert evaluated.loss == pytest.approx(other.evaluate(DATA).loss, rel=1e-12)
+
+
+def test_replicas_share_what_is_left():
+    def end(**where):
+        with trainer(drop_last=False, batch=10, **where) as made:
+            for _ in range(2):
+                made.run_epoch(DATA)
+            return values(made), made.steps
+
+    want = end(devices="cpu", accumulate=4)
+    assert want[1] == 6  # of 40, 40 and 16 examples
+    for replicas, accumulate in ((4, 1), (2, 2)):
+        got = end(devices=["cpu", "host"], replicas=["cpu"] * replicas, accumulate=accumulate)
+        assert got[1] == want[1]
+        params = FIRST.keys()
+        assert same({n: got[0][n] for n in params}, {n: want[0][n] for n in params})
+
+
+def test_a_training_goes_on_within_its_last_step(tmp_path):
+    def run(stop):
+        made = trainer(drop_last=False, batch=10, accumulate=4)
+        with made:
+            if stop is None:
+                made.fit(DATA, 2)
+            else:
+
+                def save(t):
+                    if t.steps == stop:
+                        t.save(tmp_path / "c.safetensors", DATA)
+                        raise KeyboardInterrupt
+
+                with pytest.raises(KeyboardInterrupt):
+                    made.run_epoch(DATA, save)
+            return values(made)
+
+    want = run(None)
+    for stop in (2, 3):
+        run(stop)
+        with trainer(drop_last=False, batch=10, accumulate=4) as made:
+            made.load(tmp_path / "c.safetensors", DATA)
+            made.fit(DATA, 2)
+            assert made.steps == 6
+            assert same(values(made), want)
+    with trainer(drop_last=True, batch=10, accumulate=4) as other, pytest.raises(ow.CheckpointError):
+        other.load(tmp_path / "c.safetensors", DATA)
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu", "opencl"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_that_is_not_finite_is_left_out_where_asked_for(device, accumulate):
+    names = available(device)
+    broken = X.copy()
+    order = Dataset(DATA).order(0, 0)
+    broken[order[30]] = np.nan
+    broken[order[60]] = np.inf
+    data = {"x": broken, "labels": Y}
+    options = {"batch": 24 // accumulate, "accumulate": accumulate, "devices": names}
+    with trainer(SGD, 0.1, skip_nonfinite=True, **options) as made:
+        made.run_epoch(data)
+        near_torch(made, torchs(24, skip=(1, 2)))
+        assert made.steps == 4
+    with trainer(SGD, 0.1, **options) as made:
+        made.run_epoch(data)
+        assert np.isnan(ow.read(made._optimizer.params["w0"])).any()
+
+
+def available(device):
+    if device == "opencl":
+        from tests.support.opencl import DEVICES
+
+        if not DEVICES:
+            pytest.skip("no OpenCL driver works here")
+        return [DEVICES[0]]
+    return [device]
+
+
+@pytest.mark.parametrize("shuffle", [True, False, 50, 0, 500])
+def test_the_first_examples_are_shuffled(shuffle):
+    """ggml's ``ggml_opt_dataset_shuffle`` of the first n: a part for training in front, others behind it."""
+    order = Dataset(DATA).order(0, 0, shuffle)
+    n = {True: 96, False: 0}.get(shuffle, min(int(shuffle), 96)) if isinstance(shuffle, bool) else min(shuffle, 96)
+    assert sorted(order[:n]) == list(range(n))
+    assert list(order[n:]) == list(range(n, 96))
+    assert n < 2 or list(order[:n]) != list(range(n))
+    assert np.array_equal(Dataset(DATA).order(0, 0, 96), Dataset(DATA).order(0, 0))
+    with trainer(SGD, 0.1, "f64", batch=32, shuffle=shuffle) as made:
+        made.run_epoch(DATA)
+        near_torch(made, torchs(32, shuffle=shuffle), "f64")
+
+
+def test_other_reductions_and_orders_are_refused():
+    for options in ({"reduction": "none"}, {"shuffle": -1}, {"shuffle": "yes"}):
+        with pytest.raises(ow.SchedulerError):
+            trainer(**options)

@@ -287,6 +287,7 @@ class Program(Planned, Generic[R_co]):
         nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None = None,
         *,
         on_device: bool = False,
+        ask: Callable[[Tensor], object] | None = None,
     ) -> Iterator[None]:
         """A ``with`` block in which runs of this program pass computed values to ``callback``, in the order in which
         they are computed.
@@ -300,6 +301,8 @@ class Program(Planned, Generic[R_co]):
             nodes: which ones, or a function that is asked for each; ``None``: all.
             on_device: the callback is given an `ObservedValue`, which shows the value where it lies, in place of an
                 array: it decides in each run whether to ``read()`` it, which alone copies it to the host.
+            ask: called in each run with each of the nodes when it is computed; what returns False is not shown in this
+                run, nor copied to the host.
 
         Raises:
             SchedulerError: nodes that this program does not compute, or somebody is observing it already.
@@ -320,6 +323,8 @@ class Program(Planned, Generic[R_co]):
                 raise SchedulerError(f"{node.describe()} is not computed by this program")
 
         def show(node: Tensor, arg: Arg) -> None:
+            if ask is not None and not ask(node):
+                return
             value = ObservedValue(arg) if on_device else bind_read(arg)()
             try:
                 ended = callback(node, value) is False

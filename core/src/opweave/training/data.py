@@ -91,9 +91,17 @@ class Dataset:
                 out[here] = self._shards[i][name][ids[here] - (self._ends[i - 1] if i else 0)]
         return batch
 
-    def order(self, seed: int, epoch: int) -> Array:
-        """The numbers of all examples in the order of an epoch; it follows from seed and epoch alone."""
-        return np.random.default_rng([seed, epoch]).permutation(len(self))
+    def order(self, seed: int, epoch: int, first: int | bool = True) -> Array:
+        """The numbers of all examples in the order of an epoch; it follows from seed and epoch alone.
+
+        Args:
+            seed, epoch: integers of at least 0.
+            first: so many of the first examples change places among each other; True: all, False: none. So a part for
+                training, in front, is shuffled apart from the rest.
+        """
+        n = len(self)
+        mixed = n if first is True else min(int(first), n)
+        return np.concatenate([np.random.default_rng([seed, epoch]).permutation(mixed), np.arange(mixed, n)])
 
     def batches(
         self, size: int, order: Array | None = None, start: int = 0, *, keep_rest: bool = False

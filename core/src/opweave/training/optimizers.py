@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import log
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import log1p
 from typing import Any, Final
 
 import numpy as np
@@ -11,14 +12,15 @@ import numpy as np
 from opweave import ops
 from opweave.errors import DTypeError, SchedulerError
 from opweave.graph.dtypes import DType, bf16, f16, f32, f64, wide_type
-from opweave.graph.tensor import Tensor, constant
+from opweave.graph.tensor import Tensor, constant, input
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
 from opweave.ops.operands import as_number
-from opweave.training.schedules import as_rate
+from opweave.training.schedules import SAMPLED, Schedule, as_rate
 
 __all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]
 
+Array = np.ndarray[Any, Any]
 Rate = float | Tensor
 
 
@@ -32,10 +34,14 @@ class Optimizer:
     Args:
         params: name -> state of a float type.
 
+    Options may be functions of the number of the step, counted from 0, as the learning rate is. The graph of a step
+    then has inputs for them, whose values `feeds` gives.
+
     Attributes:
         params: the parameters.
         states: name -> state of everything else that a checkpoint has to hold.
-        options: the numbers that it was made with.
+        options: the numbers that it was made with; of functions the values at some steps.
+        rate_dtype: in which learning rates are fed: f64 if a parameter is f64, else f32.
 
     Raises:
         SchedulerError: a parameter that is not a state.
@@ -47,6 +53,8 @@ class Optimizer:
         self.states: Final[dict[str, Tensor]] = {}
         self.options: Final[dict[str, Any]] = {}
         self._masters: dict[str, Tensor] = {}
+        self._fed: dict[str, Schedule] = {}  # name of an input -> its value in a step
+        self.rate_dtype: Final = f64 if any(getattr(p, "dtype", None) is f64 for p in self.params.values()) else f32
         for name, param in self.params.items():
             if not isinstance(param, Tensor) or param.leaf is None or param.leaf.kind != "state":
                 raise SchedulerError(f"optimizer: parameters are states (ow.state), and {name!r} is {param!r:.60}")
@@ -62,6 +70,20 @@ class Optimizer:
             raise SchedulerError(f"optimizer: no parameter is named {name!r}, as a state of the optimizer is")
         made = self.states[name] = state(name, shape, dtype)
         return made
+
+    def _option(self, name: str, value: Any, checked: Callable[[Any], float]) -> float | Tensor:
+        """An option as a number, or the input to which a function of the step is fed. ``checked`` raises."""
+        if not callable(value):
+            return checked(value)
+        for step in SAMPLED:
+            checked(value(step))
+        self._fed[f"optimizer.{name}"] = lambda step: checked(value(step))
+        return input(f"optimizer.{name}", (), self.rate_dtype)
+
+    def feeds(self, step: int) -> dict[str, Array]:
+        """The values of the inputs of the step with this number, counted from 0, by name; none where all options are
+        numbers. Raises `DTypeError` where a function gives no such number as the option takes."""
+        return {name: np.asarray(at(step), self.rate_dtype.numpy) for name, at in self._fed.items()}
 
     def _beside(self, what: str) -> dict[str, Tensor]:
         """A state ``NAME.what`` of zeros for each parameter, of its shape, in f32 at least."""
@@ -121,7 +143,8 @@ class SGD(Optimizer):
 
     Args:
         params: name -> state of a float type.
-        momentum: share of the velocity that is kept from step to step; 0: there is none.
+        momentum: share of the velocity that is kept from step to step; 0: there is none. This and ``weight_decay`` may
+            be functions of the step.
         nesterov: look ahead along the velocity; needs momentum.
         weight_decay: this share of a parameter is added to its gradient.
 
@@ -131,34 +154,41 @@ class SGD(Optimizer):
     """
 
     def __init__(
-        self, params: Mapping[str, Tensor], momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+        self,
+        params: Mapping[str, Tensor],
+        momentum: float | Schedule = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | Schedule = 0.0,
     ) -> None:
         super().__init__(params)
-        self._momentum: Final = as_share("SGD", "momentum", momentum)
-        self._decay: Final = as_rate("SGD: weight_decay", weight_decay)
+        self._momentum: Final = self._option("momentum", momentum, partial(as_share, "SGD", "momentum"))
         self._nesterov: Final = nesterov
-        if nesterov and not self._momentum:
+        self._decay: Final = self._option("weight_decay", weight_decay, partial(as_rate, "SGD: weight_decay"))
+        self._moving: Final = is_used(self._momentum)
+        if nesterov and not self._moving:
             raise DTypeError("SGD: nesterov needs a momentum")
-        self._velocity: Final = self._beside("velocity") if self._momentum else {}
-        self.options.update(momentum=self._momentum, nesterov=nesterov, weight_decay=self._decay)
+        self._velocity: Final = self._beside("velocity") if self._moving else {}
+        self.options.update(momentum=sampled(momentum), nesterov=nesterov, weight_decay=sampled(weight_decay))
 
     def _updated(
         self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._decay:
-            grad = grad + self._decay * weight
-        if not self._momentum:
+        momentum, decay = of_type(weight, self._momentum, self._decay)
+        if is_used(decay):
+            grad = grad + decay * weight
+        if not self._moving:
             return -lr * grad, {}
         old = self._velocity[name]
-        value = self._momentum * old + grad
+        value = momentum * old + grad
         velocity = ops.assign(old, value if when is None else ops.where(when, value, old))
-        along = grad + self._momentum * velocity if self._nesterov else velocity
+        along = grad + momentum * velocity if self._nesterov else velocity
         return -lr * along, {f"{name}.velocity": velocity}
 
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``: Loshchilov and Hutter, "Decoupled Weight Decay
-    Regularization", 2019, algorithm 2.
+    Regularization", 2019, algorithm 2. The numbers may be functions of the step; moments are corrected by the present
+    beta to the power of the number of steps, as torch does where a scheduler changes betas.
 
     Args:
         params: name -> state of a float type.
@@ -174,20 +204,23 @@ class AdamW(Optimizer):
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
+        betas: tuple[float | Schedule, float | Schedule] = (0.9, 0.999),
+        eps: float | Schedule = 1e-8,
+        weight_decay: float | Schedule = 0.01,
     ) -> None:
         super().__init__(params)
-        self._betas: Final = tuple([as_share("AdamW", "a beta", beta) for beta in betas])
-        if len(self._betas) != 2:
+        if len(betas) != 2:
             raise DTypeError(f"AdamW: betas are two numbers, not {betas!r}")
-        self._eps: Final = as_rate("AdamW: eps", eps)
-        self._decay: Final = as_rate("AdamW: weight_decay", weight_decay)
+        # What is not kept: 1 − β has more digits than β near 1.
+        self._rests: Final = [
+            self._option(name, _rest(beta), float) for name, beta in zip(("beta1", "beta2"), betas, strict=True)
+        ]
+        self._eps: Final = self._option("eps", eps, partial(as_rate, "AdamW: eps"))
+        self._decay: Final = self._option("weight_decay", weight_decay, partial(as_rate, "AdamW: weight_decay"))
         self._first: Final = self._beside("first_moment")
         self._second: Final = self._beside("second_moment")
         self._steps: Final = self._state("optimizer.steps", (), f32)
-        self.options.update(betas=self._betas, eps=self._eps, weight_decay=self._decay)
+        self.options.update(betas=list(map(sampled, betas)), eps=sampled(eps), weight_decay=sampled(weight_decay))
 
     def _shared(self, when: Tensor | None) -> dict[str, Tensor]:
         return {"optimizer.steps": changed(self._steps, constant(1, f32), when)}
@@ -195,21 +228,50 @@ class AdamW(Optimizer):
     def _updated(
         self, name: str, weight: Tensor, grad: Tensor, lr: Tensor, when: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        *rests, eps, decay = of_type(weight, *self._rests, self._eps, self._decay)
         moments = []
-        for beta, old, value in (
-            (self._betas[0], self._first[name], grad), (self._betas[1], self._second[name], ops.square(grad)),
+        for rest, old, value in (
+            (rests[0], self._first[name], grad), (rests[1], self._second[name], ops.square(grad)),
         ):  # fmt: skip
-            moments.append(changed(old, (value - old) * (1 - beta), when))
+            moments.append(changed(old, (value - old) * rest, when))
         first, second = moments
         steps = ops.cast(self._steps + 1.0, weight.dtype)
-        # βⁿ − 1 without cancellation.
-        first_share, second_share = [ops.expm1(steps * log(b)) if b else steps * 0.0 - 1.0 for b in self._betas]
+        first_share, second_share = [_decayed(steps, rest) for rest in rests]
         # Both sides of the fraction times √(1 − β₂ⁿ), which is one pass less over the parameter.
         root = ops.sqrt(-second_share)
-        change = (lr * root / first_share) * (first / (ops.sqrt(second) + self._eps * root))
-        if self._decay:
-            change = change - (lr * self._decay) * weight
+        change = (lr * root / first_share) * (first / (ops.sqrt(second) + eps * root))
+        if is_used(decay):
+            change = change - (lr * decay) * weight
         return change, {f"{name}.first_moment": first, f"{name}.second_moment": second}
+
+
+def _rest(beta: float | Schedule) -> Any:
+    """1 − β of a number, or of a function of the step; anything else stays as it is."""
+    if callable(beta):
+        return lambda step: _rest(beta(step))
+    return 1 - as_share("AdamW", "a beta", beta)
+
+
+def _decayed(steps: Tensor, rest: float | Tensor) -> Tensor:
+    """βⁿ − 1 without cancellation, with 1 − β and n."""
+    if isinstance(rest, Tensor):
+        return ops.expm1(steps * ops.log1p(-rest))
+    return ops.expm1(steps * log1p(-rest)) if rest < 1 else steps * 0.0 - 1.0
+
+
+def of_type(weight: Tensor, *options: float | Tensor) -> list[Any]:
+    """Options in the type of what is optimized."""
+    return [ops.cast(option, weight.dtype) if isinstance(option, Tensor) else option for option in options]
+
+
+def sampled(option: float | Schedule) -> Any:
+    """An option as checkpoints tell it from others: a number, or a function's values at some steps."""
+    return [float(option(step)) for step in SAMPLED] if callable(option) else float(option)
+
+
+def is_used(option: float | Tensor) -> bool:
+    """Whether an option is fed, or a number other than 0."""
+    return isinstance(option, Tensor) or bool(option)
 
 
 def as_share(op: str, what: str, value: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import cos, isfinite, pi
 from operator import index as as_index
-from typing import Any
+from typing import Any, Final
 
 from opweave.errors import DTypeError, SchedulerError
 from opweave.ops.operands import is_number
@@ -13,6 +13,9 @@ from opweave.ops.operands import is_number
 __all__ = ["Schedule", "as_count", "as_rate", "as_schedule", "cosine", "linear", "steps"]
 
 Schedule = Callable[[int], float]
+
+SAMPLED: Final = (0, 1, 2, 5, 10, 100, 1000, 10_000)
+"""Steps by whose values a checkpoint recognises a schedule."""
 
 
 def cosine(rate: float, total: int, warmup: int = 0, final: float = 0.0) -> Schedule:

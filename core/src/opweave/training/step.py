@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from opweave import ops
 from opweave.errors import SchedulerError, ShapeError
-from opweave.graph.dtypes import as_dtype, f32, i64, wide_type
+from opweave.graph.dtypes import as_dtype, i64, wide_type
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor, input
 from opweave.leaves import state
@@ -32,11 +32,11 @@ class Built(NamedTuple):
 class StepGraphs:
     """Builds the graphs of a training.
 
-    A program works on one physical batch for each replica; their inputs, and their losses and numbers of right labels
-    among the outputs, have the replica's number behind their names, but for the first one.
+    A program works on one physical batch for each replica, or for the first few; their inputs, and their losses and
+    numbers of right labels among the outputs, have the replica's number behind their names, but for the first one.
 
     Args:
-        model, optimizer, loss, target, accumulate, clip_norm, loss_scale: as of `Trainer`.
+        model, optimizer, loss, reduction, target, accumulate, clip_norm, loss_scale, skip_nonfinite: as of `Trainer`.
         replicas: physical batches of a program.
 
     Attributes:
@@ -49,15 +49,18 @@ class StepGraphs:
         model: Callable[..., Tensor],
         optimizer: Optimizer,
         loss: Loss,
+        reduction: Literal["mean", "sum"],
         target: str,
         accumulate: int,
         clip_norm: float | None,
         loss_scale: LossScale | None,
+        skip_nonfinite: bool,
         replicas: int,
     ) -> None:
         self._model, self._optimizer, self._loss, self._target = model, optimizer, loss, target
-        self._clip, self._scaling, self._replicas = clip_norm, loss_scale, replicas
-        self._parts: Final = accumulate * replicas
+        self._clip, self._scaling, self._skips = clip_norm, loss_scale, skip_nonfinite
+        self._averaged: Final = reduction == "mean"
+        self._rate: Final = input("learning_rate", (), optimizer.rate_dtype)
         self._order: list[str] = []  # of the gradients, as the backward graph finds them
         self.sums: Final = (
             {name: state(f"{name}.accumulated", p.shape, wide_type(p.dtype)) for name, p in optimizer.params.items()}
@@ -73,9 +76,9 @@ class StepGraphs:
     def prediction(self, batch: Batch) -> Built:
         return Built({"predictions": self._predicted(self._inputs(batch, 0), 0, training=False)}, [])
 
-    def step(self, batch: Batch) -> Built:
-        """One program makes the step."""
-        outputs, found = self._all(batch)
+    def step(self, batches: Sequence[Batch], examples: int) -> Built:
+        """One program makes the step: of all physical batches, which have this many examples."""
+        outputs, found = self._all(batches, examples)
         totals = found[0]
         for grads in found[1:]:
             totals = {name: totals[name] + grad for name, grad in grads.items()}
@@ -83,9 +86,9 @@ class StepGraphs:
             outputs | {"loss": after(outputs["loss"], self._updates(totals))}, self._of_replicas(outputs, found)
         )
 
-    def part(self, batch: Batch) -> Built:
-        """One of several programs that make a step: its gradients are added up."""
-        outputs, found = self._all(batch)
+    def part(self, batches: Sequence[Batch], examples: int) -> Built:
+        """One of several programs that make a step of this many examples: its gradients are added up."""
+        outputs, found = self._all(batches, examples)
         self._order = list(found[0])
         added = dict(self.sums)
         for grads in found:
@@ -93,28 +96,30 @@ class StepGraphs:
         outputs |= {"loss": after(outputs["loss"], added.values())}
         return Built(outputs, self._of_replicas(outputs, found))
 
-    def apply(self, batch: Batch) -> Built:
+    def apply(self) -> Built:
         """The step with the gradients that were added up."""
         # In the order of a step of one program, so that the norm of all gradients adds up in the same order.
         written = self._updates({name: self.sums[name] for name in self._order})
         written += [ops.assign(total, 0.0) for total in self.sums.values()]
-        return Built({"rate": after(ops.copy(input("learning_rate", (), f32)), written)}, [])
+        return Built({"rate": after(ops.copy(self._rate), written)}, [])
 
-    def _all(self, batch: Batch) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """Outputs and gradients of each replica, the latter divided by the physical batches of a logical one."""
+    def _all(self, batches: Sequence[Batch], examples: int) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+        """Outputs and gradients of each replica, the latter of a mean times the share of its batch in the examples of
+        the step."""
         outputs: dict[str, Tensor] = {}
         found = []
-        for i in range(self._replicas):
+        for i, batch in enumerate(batches):
             made = self._forward(batch, i, training=True)
             grads = self._grads(made[_named("loss", i)])
-            if self._parts > 1:
-                grads = {name: ops.cast(g * (1 / self._parts), wide_type(g.dtype)) for name, g in grads.items()}
+            share = len(batch[self._target]) / examples
+            if self._averaged and share != 1:
+                grads = {name: ops.cast(g * share, wide_type(g.dtype)) for name, g in grads.items()}
             outputs |= made
             found.append(grads)
         return outputs, found
 
     def _of_replicas(self, outputs: Mapping[str, Tensor], found: Sequence[Mapping[str, Tensor]]) -> list[list[Tensor]]:
-        return [[*grads.values()] for grads in found] if self._replicas > 1 else []
+        return [[*grads.values()] for grads in found] if len(found) > 1 else []
 
     def _forward(self, batch: Batch, replica: int, *, training: bool) -> dict[str, Tensor]:
         inputs = self._inputs(batch, replica)
@@ -124,7 +129,8 @@ class StepGraphs:
         predicted = self._predicted(inputs, replica, training=training)
         loss = self._loss(predicted, wanted)
         if loss.shape:
-            raise ShapeError(f"the loss is the mean over the examples, of shape (), not {loss.describe()}")
+            what = "mean" if self._averaged else "sum"
+            raise ShapeError(f"the loss is the {what} over the examples, of shape (), not {loss.describe()}")
         result = {_named("loss", replica): loss}
         if wanted.dtype.is_integer and predicted.ndim and wanted.shape == predicted.shape[:-1]:
             right = ops.count_equal(ops.argmax(predicted, -1), ops.cast(wanted, i64))
@@ -160,13 +166,12 @@ class StepGraphs:
     def _updates(self, grads: Mapping[str, Tensor]) -> list[Tensor]:
         """What makes the step: the next versions of all states."""
         written: list[Tensor] = []
-        finite = None
-        if self._scaling is not None:
-            finite = all_finite(grads)
+        finite = all_finite(grads) if self._skips or self._scaling is not None else None
+        if self._scaling is not None and finite is not None:
             written += self._scaling.update(finite).values()
         if self._clip is not None:
             grads, _ = clip_by_norm(grads, self._clip)
-        return [*written, *self._optimizer.step(grads, input("learning_rate", (), f32), finite).values()]
+        return [*written, *self._optimizer.step(grads, self._rate, finite).values()]
 
 
 def _named(name: str, replica: int) -> str:

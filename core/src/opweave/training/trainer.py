@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite, nan
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from opweave.training.checkpoint import check_writable, restore, write_checkpoin
 from opweave.training.data import Batch, Dataset
 from opweave.training.metrics import Epoch, Metrics, Tally, since_best
 from opweave.training.optimizers import LossScale, Optimizer
-from opweave.training.schedules import Schedule, as_count, as_schedule
+from opweave.training.schedules import SAMPLED, Schedule, as_count, as_schedule
 from opweave.training.step import Loss, StepGraphs
 from opweave.warning import OpweaveWarning
 
@@ -44,15 +44,25 @@ class Trainer:
             the optimizer's parameters. If it has a parameter ``step``, that is the number of the physical batch, i64 of
             shape (), to be a counter of random numbers, and ``None`` in evaluation.
         optimizer: with the parameters.
-        lr: the learning rate: a number, or a function of the number of the step.
+        lr: the learning rate: a number, or a function of the number of the step. (Options of optimizers may be such
+            functions too.) It is fed in f64 where a parameter is f64, else in f32.
         loss: called with predictions and target; returns the mean over the examples, of shape (). By default
             ``ow.cross_entropy``.
+        reduction: ``"sum"``: the loss is the sum over the examples, and so is that of a logical batch. Metrics give the
+            mean over the examples all the same.
         target: the name of the target in data sets. If it has integers, in the shape of the predictions without their
             last axis, they are labels, and accuracy is counted.
         batch: examples of a physical batch.
-        accumulate: physical batches of a logical one, after which there is a step with the mean of their gradients.
+        accumulate: physical batches of a logical one, after which there is a step with the mean of their gradients,
+            or with their sum.
+        drop_last: leave out the last examples of an epoch where they are fewer than a logical batch. Otherwise there is
+            a step with them: the mean is that over these examples.
+        shuffle: the order of the examples differs from epoch to epoch; ``False``: it is that of the data; a number:
+            that of the first so many differs.
         clip_norm: the largest Euclidean norm of all gradients together (`clip_by_norm`); ``None``: any.
         loss_scale: for parameters or values of half types; steps with NaN or infinite gradients are left out.
+        skip_nonfinite: leave out steps with NaN or infinite gradients also without a scale of the loss. (States that
+            the model writes are written all the same.)
         seed: of the order of the examples, which differs from epoch to epoch.
         devices: a device, its name, several, or a scheduler; by default `opweave.default_devices`. With one that is
             ``parallel``, the next batch is brought to the device while a step runs.
@@ -68,8 +78,9 @@ class Trainer:
         scheduler: what runs the programs.
 
     Raises:
-        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is no positive integer, or ``seed`` none of at
-            least 0; a replica that is not among the devices; a parameter named like a state of the loss scale.
+        SchedulerError: ``batch``, ``accumulate`` or ``snapshot_every`` is no positive integer, or ``seed`` or
+            ``shuffle`` none of at least 0; another ``reduction``; a replica that is not among the devices; a parameter
+            named like a state of the loss scale.
         DTypeError: a learning rate that is no finite number of at least 0.
     """
 
@@ -80,11 +91,15 @@ class Trainer:
         lr: float | Schedule,
         *,
         loss: Loss = ops.cross_entropy,
+        reduction: Literal["mean", "sum"] = "mean",
         target: str = "labels",
         batch: int = 32,
         accumulate: int = 1,
+        drop_last: bool = True,
+        shuffle: bool | int = True,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
+        skip_nonfinite: bool = False,
         seed: int = 0,
         devices: Any = None,
         replicas: Sequence[Any] = (),
@@ -99,7 +114,16 @@ class Trainer:
         self._optimizer: Final = optimizer
         self._lr: Final[Schedule] = as_schedule(lr)
         self._batch, self._runs, self._replicas = batch, accumulate, max(len(replicas), 1)
+        if reduction not in ("mean", "sum"):
+            raise SchedulerError(f"the reduction of a loss is 'mean' or 'sum', not {reduction!r:.60}")
+        self._logical: Final = batch * accumulate * self._replicas
+        self._drop_last: Final = drop_last
+        self._first: Final = shuffle if isinstance(shuffle, bool) else as_count("shuffle", shuffle, 0)
+        self._averaged: Final = reduction == "mean"
         self._options: Final = (batch, accumulate * self._replicas, clip_norm)
+        self._further: Final = {
+            "reduction": reduction, "drop_last": bool(drop_last), "shuffle": repr(self._first), "skip": bool(skip_nonfinite)
+        }  # fmt: skip
         self._scaling = loss_scale
         self._seed = as_count("a seed", seed, 0)
         self._owned = not isinstance(devices, Scheduler)
@@ -118,7 +142,7 @@ class Trainer:
         self._snapshot_every: Final = snapshot_every
         self._snapshot: tuple[dict[str, Array], dict[str, Any]] | None = None
         self._graphs: Final = StepGraphs(
-            model, optimizer, loss, target, accumulate, clip_norm, loss_scale, self._replicas
+            model, optimizer, loss, reduction, target, accumulate, clip_norm, loss_scale, skip_nonfinite, self._replicas
         )
         self._training: Final = "step" if self._runs == 1 else "part"  # the program of a physical batch
         self._written: dict[str, Tensor] = {}  # states that the model writes in training
@@ -138,12 +162,12 @@ class Trainer:
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
-    def _program(self, kind: str, batch: Batch) -> Program:
-        """The program for batches of this shape; built once."""
-        key = (kind, *[(name, a.shape, a.dtype.str) for name, a in batch.items()])
+    def _program(self, kind: str, *given: Any) -> Program:
+        """The program for what builds its graph: batches of these shapes; built once."""
+        key = (kind, *_shapes(given))
         known = self._programs.get(key)
         if known is None:
-            outputs, replicas = getattr(self._graphs, kind)(batch)
+            outputs, replicas = getattr(self._graphs, kind)(*given)
             pins = self._pins(replicas)
             known = self._programs[key] = self.scheduler.build(outputs, pins)
             own, graph = {**self._states, **self._sums}, known.partition.graph
@@ -168,7 +192,7 @@ class Trainer:
 
     def run_epoch(self, data: Dataset | Mapping[str, Any], on_step: Callable[[Trainer], Any] | None = None) -> Metrics:
         """Train on every example once, in an order that follows from seed and epoch, from where the present epoch is.
-        The last examples, fewer than a logical batch, are left out.
+        The last examples, where they are fewer than a logical batch, are left out, or a step with ``drop_last=False``.
 
         Args:
             data: the examples.
@@ -181,20 +205,24 @@ class Trainer:
         """
         self._check_between()
         examples = _dataset(data)
-        order = examples.order(self._seed, self.epoch)
-        logical = self._batch * self._runs * self._replicas
-        if len(order) < logical:
+        order = examples.order(self._seed, self.epoch, self._first)
+        logical = self._logical
+        if len(order) < logical and self._drop_last:
             raise SchedulerError(f"a step takes {logical} examples, and there are {len(order)}")
         if self._snapshot_every is not None and self._snapshot is None:
             self._know_states(examples)
             self._snapshot = self._values(), self._facts()
-        batches = examples.batches(self._batch, order[: len(order) // logical * logical], self._place)
+        order = order[: len(order) // logical * logical] if self._drop_last else order
+        batches = examples.batches(self._batch, order, self._place, keep_rest=True)
         under_way: list[Callable[[], None]] = []
         start = perf_counter()
         while together := list(islice(batches, self._replicas)):
-            under_way.append(self._train(together, start))
+            begun = self._place * self._batch
+            step = range(begun // logical * logical, len(order))[:logical]  # the places of its examples
+            done = begun + sum([len(next(iter(batch.values()))) for batch in together])
+            stepped = done == step.stop
+            under_way.append(self._train(together, len(step), stepped, start))
             start = perf_counter()
-            stepped = self._place % (self._runs * self._replicas) == 0
             keep = stepped and self._snapshot_every is not None and self.steps % self._snapshot_every == 0
             # The next batch is brought to the device meanwhile, unless somebody looks at this step.
             while len(under_way) > (1 if self.scheduler.parallel and not keep and on_step is None else 0):
@@ -211,15 +239,16 @@ class Trainer:
         self.epoch, self._place, self._tally = self.epoch + 1, 0, Tally()
         return metrics
 
-    def _train(self, batches: Sequence[Batch], start: float) -> Callable[[], None]:
-        """Begin a program with a batch for each replica; what is returned waits for it and notes what it found."""
+    def _train(self, batches: Sequence[Batch], examples: int, last: bool, start: float) -> Callable[[], None]:
+        """Begin a program with a batch for each replica, of a step of so many examples, whose last one it may be; what
+        is returned waits for it and notes what it found."""
         feeds: dict[str, Any] = {}
         number = self.steps * self._runs * self._replicas + self._place % (self._runs * self._replicas)
         for i, batch in enumerate(batches):
             counted = {"step": np.int64(number + i)} if self._graphs.counts else {}
             feeds |= {f"{name}.{i}" if i else name: a for name, a in {**batch, **counted}.items()}
-        rate = {"learning_rate": np.float32(self._rate())}
-        program = self._program(self._training, batches[0])
+        rate = self._rates()
+        program = self._program(self._training, batches, examples)
         if self._runs == 1:
             feeds |= rate
         feeds = _used(program, feeds)
@@ -231,19 +260,22 @@ class Trainer:
             self._between = between  # nothing was counted, and reading a half-written state raises
             raise
         self._place += len(batches)
-        if self._place % (self._runs * self._replicas) == 0:
+        if last:
             if self._runs > 1:
-                self._program("apply", {}).run(rate)
+                self._program("apply").run(rate)
             self.steps += 1
         tally = self._tally
         return lambda: self._note(tally, batches, result if under_way is None else under_way.result(), start)
 
-    def _rate(self) -> float:
-        """The learning rate of the next step. A schedule of the caller may go below 0, to go up the loss."""
+    def _rates(self) -> dict[str, Any]:
+        """Learning rate and scheduled options of the next step. A schedule of the caller may go below 0, to go up the
+        loss."""
         rate = self._lr(self.steps)
         if not (is_number(rate) and isfinite(rate)):
             raise DTypeError(f"the learning rate of step {self.steps} is a finite number, not {rate!r}")
-        return float(rate)
+        return {
+            "learning_rate": np.asarray(rate, self._optimizer.rate_dtype.numpy), **self._optimizer.feeds(self.steps)
+        }  # fmt: skip
 
     def evaluate(self, data: Dataset | Mapping[str, Any]) -> Metrics:
         """The metrics of all examples, without training. Raises as `run_epoch`."""
@@ -275,7 +307,8 @@ class Trainer:
             wanted = batch[self._target]
             share = len(wanted) / wanted.size  # of an example, which may have many labels
             seconds = (perf_counter() - start) / len(batches)
-            tally.add(len(wanted), float(loss), float(right) * share, seconds)
+            mean = float(loss) if self._averaged else float(loss) / len(wanted)
+            tally.add(len(wanted), mean, float(right) * share, seconds)
 
     def fit(
         self,
@@ -372,7 +405,8 @@ class Trainer:
 
     def _know_states(self, data: Dataset) -> None:
         """Build the program of a batch: then the states that the model writes are known."""
-        self._program(self._training, data.take(np.arange(self._batch) % len(data)))
+        batch = data.take(np.arange(self._batch) % len(data))
+        self._program(self._training, [batch] * self._replicas, self._logical)
 
     def _structure(self, data: Dataset) -> str:
         """A hash of what has to be equal for a training to go on as if it had never stopped."""
@@ -381,9 +415,11 @@ class Trainer:
             "states": {name: (t.dtype.name, t.shape) for name, t in self._states.items()},
             "optimizer": (type(self._optimizer).__name__, self._optimizer.options),
             "batches": self._options,
-            "rates": [float(self._lr(step)) for step in (0, 1, 2, 5, 10, 100, 1000, 10_000)],
+            "rates": [float(self._lr(step)) for step in SAMPLED],
             "data": repr(data),
         }
+        if self._further != {"reduction": "mean", "drop_last": True, "shuffle": "True", "skip": False}:
+            facts["further"] = self._further
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _facts(self) -> dict[str, Any]:
@@ -489,6 +525,13 @@ class Trainer:
         structure = self._structure(_dataset(data))
         self._go_on(restore(path, self._states, structure, self._sums))
         self._snapshot = None  # it belongs to the training before
+
+
+def _shapes(given: Any) -> list[Any]:
+    """What distinguishes the programs that are built for batches and numbers."""
+    if isinstance(given, Mapping):
+        return [(name, a.shape, a.dtype.str) for name, a in given.items()]
+    return [tuple(_shapes(each)) if isinstance(each, (Mapping, list, tuple)) else each for each in given]
 
 
 def _used(program: Program, feeds: Mapping[str, Any]) -> dict[str, Any]:
