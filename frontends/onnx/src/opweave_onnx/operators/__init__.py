@@ -40,6 +40,9 @@ from opweave_onnx.operators import (
     pooling as pooling,
 )
 from opweave_onnx.operators import (
+    qlinear as qlinear,
+)
+from opweave_onnx.operators import (
     quantization as quantization,
 )
 from opweave_onnx.operators import (

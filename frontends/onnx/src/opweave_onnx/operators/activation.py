@@ -11,6 +11,8 @@ from opweave_onnx.operators.movement import axis_of, flat_from
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.trace import Call
 
+__all__ = ["activated"]
+
 LARGEST_F16: Final = 65504
 
 
@@ -131,3 +133,25 @@ def _hardmax(call: Call, x: Tensor) -> Tensor:
     at = 1 if call.before(13) else axis
     places = ow.reshape(ow.arange(y.shape[at]), [y.shape[at] if i == at else 1 for i in range(y.ndim)])
     return ow.reshape(ow.equal(ow.argmax(y, at, True), places).astype(x.dtype), x.shape)
+
+
+def activated(call: Call, x: Tensor, params: tuple[float, ...]) -> Tensor:
+    """``x`` after the function that the attribute ``activation`` of a fused operator names, with the numbers that the
+    function takes; those that are left out at its defaults."""
+    name = call.get("activation", "")
+    match name:
+        case "":
+            return x
+        case "Relu":
+            return ow.relu(x)
+        case "Tanh":
+            return ow.tanh(x)
+        case "Sigmoid":
+            return ow.sigmoid(x)
+        case "LeakyRelu":
+            return ow.leaky_relu(x, *params[:1] or (0.01,))
+        case "HardSigmoid":
+            return ow.clamp(ow.scale(x, *(params if len(params) > 1 else (0.2, 0.5))[:2]), 0.0, 1.0)
+        case "Clip" if len(params) >= 2:
+            return ow.clamp(x, params[0], params[1])
+    raise call.refuse(f"the activation {name!r} with parameters {params} is not supported")

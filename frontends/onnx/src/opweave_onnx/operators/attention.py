@@ -33,10 +33,16 @@ def _attention(
     call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None, mask: Tensor | None = None,
     past: Tensor | None = None, extra: Tensor | None = None,
 ) -> Any:  # fmt: skip
-    heads = call.get("num_heads", 1)
     sizes = call.get("qkv_hidden_sizes", ()) or (w.shape[1] // 3,) * 3
-    y = x @ w if bias is None else x @ w + bias
-    q, k, v = (_heads(part, heads) for part in ow.split(y, sizes, -1))
+    return attended_by_parts(call, x @ w if bias is None else x @ w + bias, sizes, mask, past, extra)
+
+
+def attended_by_parts(
+    call: Call, y: Tensor, sizes: Any, mask: Tensor | None, past: Tensor | None, extra: Tensor | None
+) -> Any:
+    """Attention of queries, keys and values of these sizes along the last axis of ``y``, behind those of ``past``; with
+    the keys and values where the node wants them."""
+    q, k, v = (_heads(part, call.get("num_heads", 1)) for part in ow.split(y, sizes, -1))
     if past is not None:
         k, v = ow.concat([past[0], k], 2), ow.concat([past[1], v], 2)
     result = _attended(call, q, k, v, mask, extra)

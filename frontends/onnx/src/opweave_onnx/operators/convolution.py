@@ -10,9 +10,11 @@ import numpy as np
 import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
+from opweave_onnx.operators.activation import activated
 from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.quantization import zeroed
-from opweave_onnx.operators.table import operator
+from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.operators.windows import Windows, read_windows
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
@@ -37,6 +39,13 @@ def convolved(x: Tensor, w: Tensor, bias: Tensor | None, windows: Windows, group
 @operator("Conv")
 def _conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return convolved(x, w, bias, read_windows(call, x, w.shape[2:]), call.get("group", 1))
+
+
+@operator("FusedConv", domain=MICROSOFT)
+@composite
+def _fused_conv(call: Call, x: Tensor, w: Tensor, bias: Tensor | None = None, more: Tensor | None = None) -> Tensor:
+    y = _conv(call, x, w, bias)
+    return activated(call, y if more is None else y + more, call.get("activation_params", ()))
 
 
 @operator("ConvInteger")

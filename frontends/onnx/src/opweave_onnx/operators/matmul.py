@@ -11,6 +11,7 @@ import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
+from opweave_onnx.operators.activation import activated
 from opweave_onnx.operators.host import host_operation
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
@@ -65,6 +66,14 @@ def _scaled_product(a: Tensor, b: Tensor, c: Tensor | None, turned: bool, alpha:
     result = ow.linear(a, b) if turned else ow.matmul(a, b)
     result = result if alpha == 1.0 else result * alpha
     return result if c is None else result + (c if beta == 1.0 else c * beta)
+
+
+@operator("FusedGemm", domain=MICROSOFT)
+@composite
+def _fused_gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    params = [f"activation_{name}" for name in ("alpha", "beta", "gamma")]
+    given = tuple([call.get(name, 0.0) for name in params if call.has(name)])
+    return activated(call, _gemm(call, a, b, c), given)
 
 
 @operator("FusedMatMul", domain=MICROSOFT)

@@ -121,16 +121,16 @@ def _skip_rms_norm(call: Call, x: Tensor, skip: Tensor, gamma: Tensor, bias: Ten
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
 @composite
-def _embed_layer_norm(
+def embedded(
     call: Call, ids: Tensor, segments: Tensor | None, words: Tensor, positions: Tensor, kinds: Tensor | None,
-    gamma: Tensor, beta: Tensor, mask: Tensor | None = None, position_ids: Tensor | None = None,
+    gamma: Tensor, beta: Tensor | None, mask: Tensor | None = None, position_ids: Tensor | None = None,
 ) -> Any:  # fmt: skip
     at = ow.arange(ids.shape[1], dtype="i32") if position_ids is None else position_ids
     total = ow.embedding(words, ids) + ow.embedding(positions, at)
     if segments is not None and kinds is not None:
         total = total + ow.embedding(kinds, segments)
     y = ow.layer_norm(total, gamma, beta, call.get("epsilon", 1e-12))
-    counts = None if mask is None else ow.sum(mask, 1).astype("i32")
+    counts = ow.full(ids.shape[:1], 0, "i32") if mask is None else ow.sum(mask, 1).astype("i32")
     return y, counts, total
 
 

@@ -66,7 +66,7 @@ def _flat_places(x: Tensor, windows: Windows, by_column: bool) -> dict[tuple[int
 
 
 @operator("AveragePool")
-def _average_pool(call: Call, x: Tensor) -> Tensor:
+def average_pool(call: Call, x: Tensor) -> Tensor:
     windows = read_windows(call, x, call.get("kernel_shape", ()))
     with_pads = bool(call.get("count_include_pad", 0))
     if _is_plain(windows) and set(windows.dilations) == {1}:
