@@ -178,7 +178,7 @@ def test_examples_have_all_that_graphs_may_have():
     assert min(sizes) == 0
     assert max(sizes) > 500_000
     assert any(len(leaf.shape) == 1 and leaf.shape[0] > 30_000 for leaf in leaves)
-    assert {g.how for g in graphs} == {"run", "submit", "observe", "warm"}
+    assert {g.how for g in graphs} == {"run", "submit", "observe", "warm", "reserve"}
     assert {g.precision for g in graphs} == {"exact", "bf16", "int8"}
     assert any(g.pins for g in graphs)
     assert max(len(g.outputs) for g in graphs) > 2

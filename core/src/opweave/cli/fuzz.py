@@ -48,7 +48,8 @@ def run_fuzz(
     start = perf_counter()
     with quiet_stdout():
         make_combinations(names)
-        devices = [registry.device(n) for n in names] or [d for d in registry.devices() if d.name != "host"]
+        here = [d for d in registry.devices() if d.name != "host"]
+        devices = [registry.device(n) for n in names] or here or [registry.device("host")]
         found = Search(devices, seed, out=Path(out) if out else None, seconds=timeout, largest=largest)
         try:
             if case is not None:

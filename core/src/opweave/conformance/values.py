@@ -12,9 +12,16 @@ from opweave.conformance.case import Operand
 from opweave.graph.dtypes import DType
 from opweave.graph.tensor import Tensor
 
-__all__ = ["SCALES", "leaf_values", "make_values"]
+__all__ = ["SCALES", "UNDEFINED", "leaf_values", "make_values"]
 
 Array = np.ndarray[Any, Any]
+
+UNDEFINED: Final = frozenset(
+    {"conv_transpose1d", "conv_transpose2d", "interpolate", "max_pool_backward", "timestep_embedding"}
+)
+"""Operations whose results for NaN and infinities are not defined: those in which terms of weight 0 may be left out or
+multiplied by 0, embeddings of time steps, since such a time has no sine, and gradients of pooling, since a window with
+NaN has no largest element."""
 
 
 def leaf_values(

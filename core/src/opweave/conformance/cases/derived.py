@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from opweave.conformance.case import Case, Operand, case
 from opweave.conformance.trial import the_node
+from opweave.conformance.values import UNDEFINED
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import Shape
@@ -104,13 +105,6 @@ def _products() -> Iterator[Case]:
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
-
-UNDEFINED: Final = frozenset(
-    {"conv_transpose1d", "conv_transpose2d", "interpolate", "max_pool_backward", "timestep_embedding"}
-)
-"""Operations whose results for NaN and infinities are not defined: those in which terms of weight 0 may be left out or
-multiplied by 0, embeddings of time steps, since such a time has no sine, and gradients of pooling, since a window with
-NaN has no largest element."""
 
 
 def _special(known: list[Case]) -> Iterator[Case]:

@@ -45,9 +45,8 @@ def apply(op: str, *srcs: Tensor, **attrs: Any) -> Tensor:
 
 
 def tune(device: str, **values: int) -> None:
-    """Give the named numbers of a device's kernels (`opweave.contract.Tunable`) values; raises `KeyError` for one that
-    it lacks."""
-    known = {tunable.name: tunable for tunable in registry.device(device).tunables}
+    """Give the named limits of a device (`opweave.contract.Limit`) values; raises `KeyError` for one that it lacks."""
+    known = {limit.name: limit for limit in registry.device(device).limits}
     for name, value in values.items():
         known[name].value = value
 
@@ -69,7 +68,7 @@ def check(
         precision: how roughly products may be computed.
         runs: how often; inputs have new values in each.
         how: ``"run"``; ``"submit"``: all of them before the first result is asked for; ``"observe"``: with every value
-            shown; ``"warm"``: after `Program.warm`.
+            shown; ``"warm"``: after `Program.warm`; ``"reserve"``: after `Scheduler.reserve`.
 
     Raises:
         Mismatch: something is wrong; says what.
@@ -78,6 +77,8 @@ def check(
     outputs = tuple(outputs)
     graph = Graph(outputs)
     supported = {t: d for t, d in (pins or {}).items() if scheduler.supports(d, t)}
+    if how == "reserve":
+        scheduler.reserve(outputs)
     program = scheduler.build(outputs, supported, precision=precision)
     expected = _Expected(graph, leaves, precision)
     if how == "warm":

@@ -87,7 +87,7 @@ def draw(seed: int, number: int, devices: Sequence[Device], largest: int = LENGT
         graphs.append(_Drawing(rng, largest).drawn(names))
     elif chance < 0.25:
         graphs.append(graph)
-    return Example(tuple(graphs), names, tuple(_options(rng)), tuple(_tunables(rng, devices, names)))
+    return Example(tuple(graphs), names, tuple(_options(rng)), tuple(_limits(rng, devices, names)))
 
 
 def _some_devices(rng: np.random.Generator, names: list[str]) -> tuple[str, ...]:
@@ -109,13 +109,20 @@ def _options(rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
         yield "op_offload", False
 
 
-def _tunables(
+def _limits(
     rng: np.random.Generator, devices: Sequence[Device], names: Sequence[str]
 ) -> Iterator[tuple[str, str, int]]:
+    """Other values of some numbers by which kernels choose their paths."""
     for device in devices:
-        for tunable in device.tunables if device.name in names else ():
-            if rng.random() < 0.2:
-                yield device.name, tunable.name, int(rng.choice(tunable.choices))
+        if device.name not in names or not device.limits or rng.random() < 0.6:
+            continue
+        for i in rng.permutation(len(device.limits))[: int(rng.integers(1, 5))]:
+            limit = device.limits[i]
+            values = list(limit.values().values())
+            value = int(values[rng.integers(len(values))])
+            if rng.random() < 0.4:  # somewhere between what makes sense
+                value = int(np.exp(rng.uniform(np.log(limit.smallest), np.log(limit.largest))))
+            yield device.name, limit.name, min(max(value, limit.bounds[0]), limit.bounds[1])
 
 
 # --- a graph --------------------------------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ class _Drawing:
             tuple(entries), tuple([numbers[t] for t in outputs]), tuple(pins),
             str(rng.choice(("exact", "bf16", "int8"), p=(0.9, 0.05, 0.05))),
             int(rng.choice((1, 2, 3), p=(0.5, 0.4, 0.1))),
-            str(rng.choice(("run", "submit", "observe", "warm"), p=(0.6, 0.25, 0.1, 0.05))),
+            str(rng.choice(("run", "submit", "observe", "warm", "reserve"), p=(0.55, 0.25, 0.1, 0.05, 0.05))),
         )  # fmt: skip
 
     def _outputs(self) -> list[Tensor]:

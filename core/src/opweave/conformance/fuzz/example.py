@@ -53,13 +53,13 @@ class Example(NamedTuple):
 
     Attributes:
         options: arguments of the scheduler.
-        tunables: (device, name, value).
+        limits: (device, name, value).
     """
 
     graphs: tuple[Drawn, ...]
     devices: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] = ()
-    tunables: tuple[tuple[str, str, int], ...] = ()
+    limits: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -76,9 +76,9 @@ def script(example: Example, what: str = "") -> str:
     Raises:
         SchedulerError: a node has an attribute that cannot be written down.
     """
-    body: list[str] = []
-    for device, name, value in example.tunables:
-        body.append(f"tune({device!r}, {name}={value})")
+    combined = [d.removeprefix("combined:").split("+") for d in example.devices if d.startswith("combined:")]
+    body = [f"ow.combine({members!r})" for members in combined]
+    body += [f"tune({device!r}, {name}={value})" for device, name, value in example.limits]
     options = "".join(f", {name}={literal(value)}" for name, value in example.options)
     devices = ", ".join(map(repr, example.devices))
     body.append(f"with ow.Scheduler([{devices}]{options}) as scheduler:")

@@ -13,11 +13,14 @@ import os
 import subprocess
 import sys
 import traceback
+from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from signal import Signals
 from threading import Thread
 from typing import Any, Final, NamedTuple
+
+from opweave.errors import OpweaveError, UnsupportedOpError
 
 __all__ = ["Child", "Outcome", "serve"]
 
@@ -60,7 +63,8 @@ class Child:
         self.seconds: Final = seconds
         self._process: subprocess.Popen[str] | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
-        self._reader = Thread()
+        self._readers: tuple[Thread, ...] = ()
+        self._words: deque[str] = deque(maxlen=60)
 
     def run(self, script: str, *, count_buffers: bool = False) -> Outcome:
         """Run a script and say how it ended."""
@@ -77,8 +81,9 @@ class Child:
             line = ""
         if not line:
             status = process.wait()
+            words = self._last_words()
             self.close()
-            return Outcome("crash", _how(status))
+            return Outcome("crash", f"{_how(status)}{words}")
         answer = json.loads(line)
         return Outcome(answer["kind"], answer["reason"], tuple(map(tuple, answer["reached"])), answer["buffers"])
 
@@ -88,26 +93,40 @@ class Child:
         if process is not None:
             process.kill()
             process.wait()
-            self._reader.join()
-            for pipe in (process.stdin, process.stdout):
+            for reader in self._readers:
+                reader.join()
+            for pipe in (process.stdin, process.stdout, process.stderr):
                 with suppress(OSError):
                     assert pipe is not None
                     pipe.close()
 
+    def _last_words(self) -> str:
+        """Where Python says that it was when the process crashed."""
+        self._readers[-1].join()
+        words = list(self._words)
+        fatal = [i for i, line in enumerate(words) if line.startswith("Fatal Python error")]
+        return "".join(f"\n{line.rstrip()}" for line in words[fatal[-1] :][:12]) if fatal else ""
+
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
             command = [sys.executable, "-X", "faulthandler", "-c", _START.format(path=sys.path)]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                errors="replace",
+            )  # fmt: skip
+            lines, words = SimpleQueue[str](), deque[str](maxlen=60)
+            self._lines, self._words = lines, words
+            self._readers = (
+                Thread(target=_read, args=(process, lines), name="opweave fuzz", daemon=True),
+                Thread(target=words.extend, args=(process.stderr,), name="opweave fuzz errors", daemon=True),
             )
-            lines = self._lines = SimpleQueue()
-            self._reader = Thread(target=_read, args=(self._process, lines), name="opweave fuzz", daemon=True)
-            self._reader.start()
+            for reader in self._readers:
+                reader.start()
             try:
                 lines.get(timeout=max(self.seconds, 300))  # the devices are loaded
             except Empty:
                 self.close()
-                raise TimeoutError("the devices are not loaded after 300 s") from None
+                raise OpweaveError("the devices are not loaded after 300 s; `opweave devices` shows which") from None
         return self._process
 
 
@@ -135,19 +154,20 @@ def serve(out: int) -> None:
     import opweave as ow
 
     devices = ow.devices()
-    defaults = [(tunable, tunable.value) for device in devices for tunable in device.tunables]
+    defaults = [(limit, limit.value) for device in devices for limit in device.limits]
     with open(out, "w", encoding="ascii") as answers:
         answers.write("ready\n")
         answers.flush()
         for line in sys.stdin:
             asked = json.loads(line)
             kind, reason, reached = _run(asked["script"])
-            for tunable, value in defaults:
-                tunable.value = value
+            for limit, value in defaults:
+                if limit.value != value:  # setting one has what was compiled compiled again
+                    limit.value = value
             buffers = -1
             if asked["count"]:
                 gc.collect()
-                buffers = sum(b.size for device in devices for b in list(device._buffers) if b.handle is not None)
+                buffers = sum(b.size for device in devices for b in list(device._buffers) if not b.freed)
             answers.write(json.dumps({"kind": kind, "reason": reason, "reached": reached, "buffers": buffers}) + "\n")
             answers.flush()
     os._exit(0)  # without waiting for what a failed script left
@@ -155,7 +175,6 @@ def serve(out: int) -> None:
 
 def _run(script: str) -> tuple[str, str, list[tuple[str, str, int]]]:
     from opweave.conformance.fuzz.check import REACHED
-    from opweave.errors import UnsupportedOpError
 
     REACHED.clear()
     names: dict[str, Any] = {"__name__": "fuzz"}

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.conformance.cases.derived import UNDEFINED
 from opweave.conformance.limits import limits
+from opweave.conformance.values import UNDEFINED
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor

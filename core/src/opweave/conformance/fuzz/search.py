@@ -21,6 +21,9 @@ __all__ = ["Finding", "Search", "search"]
 SHRINKING: Final = 90.0
 """Seconds for shrinking one example."""
 
+MOST_ENDED: Final = 16
+"""Processes that shrinking may cost where they crash or hang."""
+
 COUNT_EVERY: Final = 50
 """Buffers are counted after so many examples: that takes longer than most examples."""
 
@@ -110,11 +113,14 @@ class Search:
 
     def _found(self, number: int, example: Example, first: Outcome) -> Finding:
         child = Child(min(self._child.seconds, 20.0))
-        last = first
+        last, ended = first, 0
 
         def fails(candidate: Example) -> bool:
-            nonlocal last
+            nonlocal last, ended
+            if ended >= MOST_ENDED:
+                return False
             outcome = _run(child, candidate)
+            ended += outcome.kind in ("crash", "hang")
             if outcome.kind == first.kind:
                 last = outcome
             return outcome.kind == first.kind

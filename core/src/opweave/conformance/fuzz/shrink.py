@@ -54,9 +54,9 @@ def _smaller(example: Example) -> Iterator[Example]:
             yield example._replace(graphs=(*example.graphs[:i], made, *example.graphs[i + 1 :]))
     for i in range(len(example.options)):
         yield example._replace(options=example.options[:i] + example.options[i + 1 :])
-    yield example._replace(tunables=())
-    for i in range(len(example.tunables)):
-        yield example._replace(tunables=example.tunables[:i] + example.tunables[i + 1 :])
+    yield example._replace(limits=())
+    for i in range(len(example.limits)):
+        yield example._replace(limits=example.limits[:i] + example.limits[i + 1 :])
     for i in range(len(example.devices) if len(example.devices) > 1 else 0):
         yield _on(example, example.devices[:i] + example.devices[i + 1 :])
 
@@ -82,7 +82,7 @@ def _on(example: Example, devices: tuple[str, ...]) -> Example:
         pins = tuple([pin for pin in graph.pins if pin[1] in devices])
         graphs.append(graph._replace(entries=tuple(entries), pins=pins))
     return example._replace(
-        devices=devices, graphs=tuple(graphs), tunables=tuple([t for t in example.tunables if t[0] in devices])
+        devices=devices, graphs=tuple(graphs), limits=tuple([t for t in example.limits if t[0] in devices])
     )
 
 
