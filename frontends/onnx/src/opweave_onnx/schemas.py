@@ -68,7 +68,7 @@ MatMulNBits 3-6 1-1 K:INT! N:INT! accuracy_level:INT bits:INT block_size:INT! we
 MultiHeadAttention 1-10 1-4 mask_filter_value:FLOAT num_heads:INT! scale:FLOAT unidirectional:INT
 QAttention 5-9 1-2 do_rotary:INT=0 mask_filter_value:FLOAT num_heads:INT! past_present_share_buffer:INT=0 scale:FLOAT
   unidirectional:INT
-QEmbedLayerNormalization 18-18 1-2 epsilon:FLOAT
+QEmbedLayerNormalization 18-18 2-2 epsilon:FLOAT
 QGemm 6-9 1-1 alpha:FLOAT transA:INT transB:INT
 QLinearAdd 7-8 1-1
 QLinearAveragePool 4-5 1-1 auto_pad:STRING ceil_mode:INT channels_last:INT count_include_pad:INT kernel_shape:INTS!
