@@ -111,7 +111,7 @@ def call(doing: str, work: Callable[[], T], seconds: float = DEVICES_SECONDS) ->
     guard, limit = _THREAD.guard, _limit(seconds)
     if guard is None or not limit or _being_imported() - _ABANDONED:
         return work()
-    result: list[Any] = []
+    result: list[T] = []
     errors: list[BaseException] = []
     ended, waiting = Latch(), [True]
     stand_ins = {**_THREAD.stand_ins, id(guard.owner): Lock()}
@@ -140,7 +140,7 @@ def call(doing: str, work: Callable[[], T], seconds: float = DEVICES_SECONDS) ->
             raise error
         finally:
             del error  # its traceback holds this frame
-    return result[0]  # type: ignore[no-any-return]
+    return result[0]
 
 
 class _WhileWaiting(dict[int, Lock]):
