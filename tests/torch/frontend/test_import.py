@@ -171,6 +171,22 @@ def test_recurrent_networks_for_any_batch() -> None:
                 assert_same(model(ids(batch, 4)), module(ids(batch, 4)))
 
 
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize(("bias", "both", "first"), [(True, True, True), (False, False, False)])
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_lstms_whose_states_are_projected(devices: list[str], bias: bool, both: bool, first: bool, batch: int) -> None:
+    """``proj_size``: the state is a product of the output of the gates, and as wide as the output."""
+    module = nn.LSTM(4, 6, 2, bias=bias, batch_first=first, bidirectional=both, proj_size=3)
+    x = torch.randn((batch, 5, 4) if first else (5, batch, 4))
+    start = torch.randn(4 if both else 2, batch, 3), torch.randn(4 if both else 2, batch, 6)
+    with torch.no_grad():
+        y, (h, c) = module(x, start)
+    with import_program(exported(module, x, start), [*devices, "host"]) as model:
+        found, (state, cell) = model(x, start)
+    for got, want in ((found, y), (state, h), (cell, c)):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_other_recurrent_layers(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)

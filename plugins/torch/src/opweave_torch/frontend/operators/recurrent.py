@@ -52,24 +52,26 @@ def _recurrent(
     step = STEPS[name]
     states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
     directions = 2 if bidirectional else 1
-    projected = len(params) != num_layers * directions * (4 if has_biases else 2)
-    if projected or (train and dropout) or not x.shape[0 if not batch_first else 1] or x.ndim != 3:
+    each = len(params) // (num_layers * directions)
+    projected = each % 2 == 1  # the last parameter of a cell makes its state smaller (``proj_size``)
+    if (train and dropout) or not x.shape[0 if not batch_first else 1] or x.ndim != 3:
         return call.fallback(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     if batch_first:
         x = ow.swapaxes(x, 0, 1)
-    each = 4 if has_biases else 2
     finals: list[State] = []
     for layer in range(num_layers):
         sides = []
         for direction in range(directions):
             place = layer * directions + direction
-            w, u, *biases = params[place * each : (place + 1) * each]
-            b, ub = biases or (None, None)
+            w, u, *others = params[place * each : (place + 1) * each]
+            b, ub = others[:2] if has_biases else (None, None)
             gates = ow.linear(x, w, b)
             state: State = tuple([s[place] for s in states])
             found: dict[int, Tensor] = {}
             for t in reversed(range(x.shape[0])) if direction else range(x.shape[0]):
                 state = step(gates[t], state, u, ub)
+                if projected:
+                    state = ow.linear(state[0], others[-1]), *state[1:]
                 found[t] = ow.expand_dims(state[0], 0)
             finals.append(state)
             sides.append(ow.concat([found[t] for t in range(x.shape[0])], 0))
