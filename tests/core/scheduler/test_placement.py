@@ -218,6 +218,20 @@ class TestOffload:
             assert sum(c.cause == "transfer" for c in program.partition.copies) <= 1
             np.testing.assert_array_equal(program.run(x=VALUES), ow.compile(y, devices=["host"])(x=VALUES))
 
+    def test_of_two_devices_the_one_that_wants_weights_gets_them(self):
+        """Also where the other one comes first, and could run the step."""
+        cpu, x = Plain("cpu", OPS), ow.input("x", (ROWS, SIZE))
+        data = RNG.integers(-2, 3, (SIZE, SIZE)).astype(np.float32)
+        fed = RNG.integers(-2, 3, (ROWS, SIZE)).astype(np.float32)
+        for wanting in (0, 1):
+            gpus = [separate(f"gpu{i}", offload=["linear"] if i == wanting else []) for i in range(2)]
+            y = ow.linear(x, ow.weights({"w": data}, device=cpu)["w"])
+            with ow.Scheduler([*gpus, cpu]) as scheduler:
+                program = scheduler.build(y)
+                assert where(program, y) == [f"gpu{wanting}"]
+                assert program.partition.assignment.causes[y] == "offload"
+                np.testing.assert_array_equal(program.run(x=fed), fed @ data.T)
+
     def test_layers_that_lie_on_two_sides_stay_there_without_offload(self):
         gpu, cpu = separate("gpu"), Plain("cpu", OPS)
         y, layers, _ = encoder(4, lambda i: gpu if i < 2 else "host")

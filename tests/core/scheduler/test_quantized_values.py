@@ -72,7 +72,11 @@ def test_computed_blocks_multiply(devices, name):
     check(devices, outputs, {x: values(3, n), w: values(5, n, seed=1), ids: np.array([4, 0, 0, 2], np.int32)})
 
 
-@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q6_k"])
+WRITTEN = [name for name in ENCODED if name in "q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl".split()]
+"""What ggml's ``set_rows`` and ``cpy`` write."""
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "q6_k"])
 def test_rows_are_written_into_states_of_blocks(devices, name):
     n = as_dtype(name).block
     state = ow.state(f"s {name} {len(devices)} {devices[0].name}", (6, 2, n), name)

@@ -24,14 +24,27 @@ the leaf's first element; ``rows``, contiguous rows with gaps between them; ``sl
 ``transposed``; ``broadcast``, a first axis of length 1 that is repeated with stride 0."""
 
 Values = Literal[
-    "normal", "positive", "negative", "fraction", "large", "special", "ties", "alike", "ends", "halves", "ids", "mask"
+    "normal",
+    "positive",
+    "negative",
+    "fraction",
+    "large",
+    "special",
+    "ties",
+    "alike",
+    "ends",
+    "halves",
+    "ids",
+    "mask",
+    "hidden",
 ]
 """What a leaf is filled with: ``normal`` values around 0; ``positive`` and ``negative`` ones; ``fraction``: between 0
 and 1; ``special``: normal ones with NaN, infinities and zeros among them, or quantized blocks with NaN and infinities
 among their scales; ``large``: normal ones around 2^15, where types have few digits left; ``ties``: few different
 values; ``alike``: few different ones, with NaN and both zeros among those of floats; ``ends``: integers of the whole
 range of their type, its ends among them; ``halves``: multiples of 1/2; ``ids``: distinct integers below ``high`` as far
-as there are enough; ``mask``: 0 and -inf, never all -inf in a row."""
+as there are enough; ``mask``: 0 and -inf, never all -inf in a row; ``hidden``: the
+same, but for every other row, which is -inf as a whole: rows of NaN in what is masked so."""
 
 
 class Operand(NamedTuple):

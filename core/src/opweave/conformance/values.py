@@ -66,10 +66,12 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         values = -np.abs(values) - 0.125
     elif operand.values == "fraction":
         values = rng.uniform(0.125, 1, shape)
-    elif operand.values == "mask":
+    elif operand.values in ("mask", "hidden"):
         hidden = rng.random(shape) < 0.3
         if shape:
             hidden[..., 0] = False
+        if operand.values == "hidden":
+            hidden.reshape(-1, shape[-1])[::2] = True
         values = np.where(hidden, -np.inf, 0.0)
     elif operand.values == "special":
         flat = values.reshape(-1)

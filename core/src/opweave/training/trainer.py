@@ -122,8 +122,11 @@ class Trainer:
         self._averaged: Final = reduction == "mean"
         self._options: Final = (batch, accumulate * self._replicas, clip_norm)
         self._further: Final = {
-            "reduction": reduction, "drop_last": bool(drop_last), "shuffle": repr(self._first), "skip": bool(skip_nonfinite)
-        }  # fmt: skip
+            "reduction": reduction,
+            "drop_last": bool(drop_last),
+            "shuffle": repr(self._first),
+            "skip": bool(skip_nonfinite),
+        }
         self._scaling = loss_scale
         self._seed = as_count("a seed", seed, 0)
         self._owned = not isinstance(devices, Scheduler)

@@ -46,6 +46,9 @@ def cases() -> Iterator[Case]:
             yield from _both(result, *operands, sinks=sinks, tag="sinks")
             for shape in dict.fromkeys(((tokens, keys), (batch, 1, tokens, keys), (batch, heads, tokens, keys))):
                 yield from _both(result, *operands, Operand(shape, dtype, values="mask"))
+            hidden = Operand((tokens, keys), dtype, values="hidden")
+            yield case("attention", *operands, hidden, tag="hidden")
+            yield case("attention", *operands, hidden, sinks=sinks, tag="hidden-sinks")
             yield from _both(result, *operands, Operand((tokens, keys), dtype), max_bias=8.0, tag="alibi")
             mask = Operand((tokens, keys), dtype, values="mask")
             given = {"scale": 0.3, "soft_cap": 5.0, "max_bias": 8.0}

@@ -28,6 +28,7 @@ def cases() -> Iterator[Case]:
             for mask in dict.fromkeys((shape, shape[-2:], shape[-1:], (*shape[:-1], 1))):
                 yield case("softmax", x, mask=Operand(mask, dtype, values="mask"), scale=0.5)
             yield case("softmax", x, mask=Operand(shape, dtype, values="mask"), tag="unscaled")
+            yield case("softmax", x, mask=Operand(shape, dtype, values="hidden"), tag="hidden")
             yield case("layer_norm", x)
             yield case("layer_norm", x, row)
             yield case("layer_norm", x, row, row)
@@ -42,6 +43,8 @@ def cases() -> Iterator[Case]:
             for mask in (shape, shape[-2:]):
                 m = Operand(mask, dtype, values="mask")
                 yield case("head_softmax", x, sinks, m, build=_sunk)
+                hidden = Operand(mask, dtype, values="hidden")
+                yield case("head_softmax", x, sinks, hidden, build=_sunk, tag="hidden")
                 yield case("head_softmax", x, sinks, Operand(mask, dtype), build=_sloped, tag="sloped")
             absent = Operand(sinks.shape, dtype, values="mask")
             yield case("head_softmax", x, absent, m, build=_sloped, tag="sloped")
