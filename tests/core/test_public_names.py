@@ -22,7 +22,7 @@ NAMES = """
     asinh assign atan atanh attention avg_pool1d avg_pool2d backend backends bernoulli best_device broadcast_to cast
     causal_conv1d ceil clamp col2im col2im1d combine compare compile concat constant contiguous conv1d conv2d conv3d
     conv_transpose1d conv_transpose2d copy copy_graph cos cosh count_equal cross_entropy cumsum custom default_devices
-    define_op dequantize device devices diag diag_embed diagonal div elu embedding equal erf exp expand_dims
+    define_op dequantize device devices dft diag diag_embed diagonal div elu embedding equal erf exp expand_dims
     expert_linear expm1 flatten flip floor from_dlpack full gated_delta_rule gated_linear_attention geglu gelu
     gelu_quick gelu_tanh gradients greater greater_equal group_norm hadamard_transform hardsigmoid hardswish hookimpl
     hyper_connection_post hyper_connection_pre im2col index_add index_copy indexer_scores input interpolate l2_norm

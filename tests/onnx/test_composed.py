@@ -224,3 +224,20 @@ def test_same_padding_of_transposed_convolutions_makes_the_length_a_multiple(pla
     proto = made("ConvTranspose", [value("x", F32, [1, 1, 3]), "w"], {"w": w}, strides=[stride], auto_pad=auto)
     with opweave_onnx.load(proto, placement) as loaded:
         np.testing.assert_allclose(loaded(x=x)[0, 0], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [12, 521, 1536])
+def test_transforms_of_long_signals_run_on_devices(placement, n):
+    x = RNG.standard_normal((2, n, 1)).astype(F32)
+    half = np.fft.rfft(x[..., 0].astype(np.float64))
+    z = np.stack([half.real, half.imag], -1).astype(F32)
+    axis = {"axis": np.array(1)}
+    forward = made("DFT", [value("x", F32, x.shape), "-", "axis"], axis, onesided=1)
+    length = {**axis, "length": np.array(n)}
+    back = made("DFT", [value("x", F32, z.shape), "length", "axis"], length, onesided=1, inverse=1)
+    for proto, given, want in ((forward, x, z), (back, z, x)):
+        with opweave_onnx.load(proto, placement) as loaded:
+            np.testing.assert_allclose(loaded(x=given), want, rtol=0, atol=2e-5 * np.abs(want).max())
+            assert {row.device for row in loaded.program({"x": given}).explain().nodes} == {
+                ow.device(placement[0]).name
+            }

@@ -78,17 +78,17 @@ def test_no_rows_and_one_element():
 
 @pytest.mark.parametrize("n", [6, 300, 521])
 def test_gradient_is_the_transform_back(n):
-    p, weights = pairs(n, dtype=np.float64), pairs(n, dtype=np.float64)
-    x = ow.input("x", p.shape, "f64")
+    weights = pairs(n, dtype=np.float64)
+    x = ow.input("x", weights.shape, "f64")
     (found,) = ow.gradients(ow.sum(ow.dft(x) * ow.constant(weights)), [x])
-    with ow.Scheduler(["cpu", "host"]) as scheduler:
-        got = scheduler.build({"g": found}).run({"x": p})["g"]
+    got = value(found)  # a linear function, of which the gradient does not depend on x
     is_near(complex_of(got), np.fft.ifft(complex_of(weights)) * n, np.float64)
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "error"),
-    [((3,), {}, ow.ShapeError), ((4, 3), {}, ow.ShapeError), ((4, 2), {"axis": -1}, ow.ShapeError),
+    [((3,), {}, ow.BoundsError), ((2,), {"axis": 0}, ow.ShapeError), ((4, 3), {}, ow.ShapeError),
+     ((4, 2), {"axis": -1}, ow.ShapeError),
      ((4, 2), {"axis": 2}, ow.BoundsError), ((0, 2), {}, ow.ShapeError), ((4, 2), {"length": 0}, ow.ShapeError),
      ((1, 2), {"inverse": True, "onesided": True}, ow.ShapeError), ((4, 2), {"norm": "none"}, ow.ShapeError),
      ((4, 2), {"length": 2.5}, ow.ShapeError), ((4, 2), {"axis": 0.5}, ow.ShapeError)],

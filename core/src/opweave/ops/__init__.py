@@ -18,6 +18,7 @@ from opweave.ops.custom import *
 from opweave.ops.elementwise import *
 from opweave.ops.experts import *
 from opweave.ops.folding import *
+from opweave.ops.fourier import *
 from opweave.ops.gated import *
 from opweave.ops.hyper_connection import *
 from opweave.ops.indexing import *
