@@ -127,3 +127,16 @@ def resized(x):
         share = (at - low).reshape([-1 if i == axis else 1 for i in range(4)])
         x = np.take(x, low, axis) * (1 - share) + np.take(x, low + 1, axis) * share
     return x
+
+
+def test_integer_products_in_half_types(placement):
+    """Sums of integers beyond f16, times scales that bring them back."""
+    a, b = np.full((2, 1000), 200, np.uint8), np.full((1000, 3), 100, np.int8)
+    scales = np.array([2e-4], np.float16), np.array([5e-3], np.float16)
+    product = node("MatMulIntegerToFloat", "a b a_scale b_scale", "y", domain="com.microsoft")
+    known = {"b": b, "a_scale": scales[0], "b_scale": scales[1]}
+    proto = model([product], [value("a", np.uint8, [2, 1000])], ["y"], known)
+    with opweave_onnx.load(proto, placement) as loaded:
+        found = loaded.run({"a": a})["y"]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, 2e7 * float(scales[0][0]) * float(scales[1][0]), rtol=6e-4)

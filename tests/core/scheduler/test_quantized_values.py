@@ -72,7 +72,7 @@ def test_computed_blocks_multiply(devices, name):
     check(devices, outputs, {x: values(3, n), w: values(5, n, seed=1), ids: np.array([4, 0, 0, 2], np.int32)})
 
 
-WRITTEN = [name for name in ENCODED if name in "q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl".split()]
+WRITTEN = [name for name in ENCODED if name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")]
 """What ggml's ``set_rows`` and ``cpy`` write."""
 
 

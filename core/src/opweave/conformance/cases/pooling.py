@@ -44,9 +44,9 @@ def cases() -> Iterator[Case]:
         x = Operand((1, 2, 9, 8), dtype)
         yield case("max_pool2d", x, kernel_size=3, dilation=(2, 1), stride=1, padding=1, tag="dilated")
         yield case("avg_pool2d", x, kernel_size=3, stride=2, padding=1, count_include_pad=False, tag="inner")
-        line = Operand((2, 3, 17), dtype)
-        yield case("max_pool1d", line, kernel_size=3, dilation=2, stride=1, padding=1, tag="dilated")
-        yield case("avg_pool1d", line, kernel_size=3, stride=2, padding=1, count_include_pad=False, tag="inner")
+        row = Operand((2, 3, 17), dtype)
+        yield case("max_pool1d", row, kernel_size=3, dilation=2, stride=1, padding=1, tag="dilated")
+        yield case("avg_pool1d", row, kernel_size=3, stride=2, padding=1, count_include_pad=False, tag="inner")
         yield case("avg_pool2d", x, kernel_size=2, divisor_override=3, tag="divided")
         for name in ("max_pool2d", "avg_pool2d"):
             for layout in LAYOUTS:

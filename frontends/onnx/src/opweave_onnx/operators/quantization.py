@@ -11,6 +11,7 @@ import opweave as ow
 from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.tensor import Tensor
+from opweave.ops.operands import composite
 from opweave_onnx.operators.movement import axis_of
 from opweave_onnx.operators.table import operator
 from opweave_onnx.operators.types import NARROW, converted
@@ -141,6 +142,7 @@ def _dynamic_matmul(
 
 
 @operator("MatMulIntegerToFloat", domain="com.microsoft")
+@composite
 def _matmul_to_float(
     call: Call, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
     b_zero: Tensor | None = None, bias: Tensor | None = None,
