@@ -226,3 +226,11 @@ def test_recurrent_networks_without_steps_or_batch(placement, op, direction, ste
 def test_non_zero_of_scalars_and_of_nothing(placement, x, shape):
     found = run(model([node("NonZero", "x", "y")], [value("x", x.dtype, x.shape)], ["y"]), {"x": x}, placement)
     assert (found["y"].shape, found["y"].dtype) == (shape, I64)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_dynamic_quantization_of_any_number_of_rows(placement, rows):
+    proto = model(
+        [node("DynamicQuantizeLinear", "x", "y scale zero")], [value("x", F32, ["n", 3])], ["y", "scale", "zero"]
+    )
+    same(proto, {"x": np.arange(3 * rows, dtype=F32).reshape(rows, 3) - 1}, placement)

@@ -102,6 +102,8 @@ def _dynamic_quantize(call: Call, x: Tensor) -> Any:
 def in_bytes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Floats rounded to 256 equal steps over a range that contains them and 0, as floats from 0 to 255; the scale; and
     the zero point, also a float."""
+    if not x.size:  # no elements, and a range of 0 alone
+        return x, ow.constant(1, x.dtype), ow.constant(0, x.dtype)
     low, high = ow.minimum(ow.min(x), 0.0), ow.maximum(ow.max(x), 0.0)
     scale = (high - low) / 255.0
     scale = ow.where(scale > 0.0, scale, ow.constant(1, x.dtype))  # of zeros alone, as ONNX Runtime does
