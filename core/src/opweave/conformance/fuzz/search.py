@@ -21,7 +21,7 @@ __all__ = ["Finding", "Search", "search"]
 SHRINKING: Final = 90.0
 """Seconds for shrinking one example."""
 
-MOST_ENDED: Final = 16
+MOST_ENDED: Final = 10
 """Processes that shrinking may cost where they crash or hang."""
 
 COUNT_EVERY: Final = 50
