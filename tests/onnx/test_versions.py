@@ -7,6 +7,7 @@ and ONNX Runtime from version 7 on, which it begins with.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 import opweave as ow
 import opweave_onnx
-from opweave_onnx.conformance.scoreboard import cases, run_case
+from opweave_onnx.conformance.scoreboard import Case, cases, run_case
 from opweave_onnx.operators import OPERATORS
 from opweave_onnx.schemas import check_operators, signature_of
 from tests.support.onnx_models import model, node, value
@@ -86,7 +87,7 @@ def of_the_standard():
             made[nodes[0].op_type].append(case)
     for op, schemas in HISTORY.items():
         for schema in schemas:
-            found = []
+            found: list[Case] = []
             for case in made[op]:
                 version = next(e.version for e in case.model.opset_import if e.domain in ("", "ai.onnx"))
                 if len(found) < 2 and same_meaning(op, schema.since_version, version) and allowed(case.model, schema):
@@ -112,7 +113,7 @@ E = [RNG.uniform(0.5, 2, X.shape[1:]).astype(F32) for _ in range(4)]
 COLUMN = (slice(None), None, None)
 
 
-def normalized(scale, bias, mean, var, spatial=True):
+def normalized(scale, bias, mean, var, *, spatial=True):
     at = COLUMN if spatial else ...
     return (X - mean[at]) / np.sqrt(var[at] + 1e-5) * scale[at] + bias[at]
 
@@ -120,7 +121,7 @@ def normalized(scale, bias, mean, var, spatial=True):
 def trained(given, axes):
     scale, bias, mean, var = given
     now, spread = X.mean(axes), X.var(axes)
-    y = normalized(scale, bias, now, spread, len(axes) > 1)
+    y = normalized(scale, bias, now, spread, spatial=len(axes) > 1)
     return [y, mean * 0.9 + now * 0.1, var * 0.9 + spread * 0.1, now, spread]
 
 
@@ -137,6 +138,9 @@ def hardmax(x, axis):
 
 def old_cases():
     """(operator, versions, inputs, attributes, results); names in inputs that begin with ``_`` are initializers."""
+    function: Any
+    more: dict[str, Any]
+    dtype: Any
     functions = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power}
     tests = {"Greater": np.greater, "Less": np.less, "Equal": np.equal}
     logic = {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}
@@ -165,11 +169,12 @@ def old_cases():
     for place in ("", "_"):
         names = [f"{place}{n}" for n in ("scale", "bias", "mean", "var")]
         channels, elements = dict(zip(names, C, strict=True)), dict(zip(names, E, strict=True))
+        by_elements = normalized(E[0], E[1], E[2], E[3], spatial=False)
         old, test = {"consumed_inputs": [0, 0, 0, 1, 1]}, {"is_test": 1}
         for version, more in ((1, old | test), (6, test), (7, {})):
             yield "BatchNormalization", (version,), {"x": X, **channels}, more, [normalized(*C)]
             more = more | {"spatial": 0}
-            yield "BatchNormalization", (version,), {"x": X, **elements}, more, [normalized(*E, spatial=False)]
+            yield "BatchNormalization", (version,), {"x": X, **elements}, more, [by_elements]
         yield "BatchNormalization", (9,), {"x": X, **channels}, {}, [normalized(*C)]
         for version, more in ((1, old), (6, {}), (7, {}), (9, {})):
             yield "BatchNormalization", (version,), {"x": X, **channels}, more, trained(C, (0, 2, 3))

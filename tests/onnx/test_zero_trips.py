@@ -103,6 +103,16 @@ def test_what_depends_on_values_comes_from_the_declaration():
         run(found_rows(value("rows", I32, None)), feeds)
 
 
+def test_a_loop_without_rows_needs_no_declaration():
+    """Only what is stacked has a shape of the body; values that are carried stay."""
+    nodes = [node("NonZero", "w", "where"), node("Cast", "where", "next", to=1)]
+    proto = loop(nodes, ([value("w", F32, None)], [value("next", F32, None)]), [])
+    feeds = {"limit": np.array(0), "go_on": np.array(True), "v": np.eye(2, 3, dtype=F32)}
+    np.testing.assert_array_equal(run(proto, feeds)["last0"], feeds["v"])
+    found = run(proto, feeds | {"limit": np.array(1)})
+    np.testing.assert_array_equal(found["last0"], [[0, 1], [0, 1]])
+
+
 def test_loops_of_no_iterations_within_others():
     inner = helper.make_graph(
         [node("Identity", "inner_go", "inner_again"), node("Mul", "w w", "squares")], "inner",

@@ -134,15 +134,15 @@ class Call:
         """The outputs of a graph in an attribute of this node, whose nodes are built in place of it."""
         return self.trace.inline(graph, inputs, self.trace.frame)
 
-    def never(self, graph: Graph, *inputs: Any) -> list[Any]:
-        """The outputs of a graph in an attribute of this node that is not run, of which only shapes and dtypes matter:
-        those that running it would give. Where these depend on computed values, they are those that the graph declares;
-        a length that it does not declare is 0.
+    def never(self, graph: Graph, first: int, *inputs: Any) -> list[Any]:
+        """The outputs, from ``first`` on, of a graph in an attribute of this node that is not run, of which only shapes
+        and dtypes matter: those that running it would give. Where these depend on computed values, they are those that
+        the graph declares; a length that it does not declare is 0.
 
         Raises:
             FormatError: they depend on computed values, and the graph does not declare them.
         """
-        return self.trace.never(graph, inputs)
+        return self.trace.never(graph, first, inputs)
 
     def refuse(self, why: str) -> UnsupportedOpError:
         """The error for what is not supported."""
@@ -252,14 +252,14 @@ class Trace:
         # Results of a function that are not used need not be computed.
         return [frame.values.get(v.name) if around is None else frame[v.name] for v in graph.outputs]
 
-    def never(self, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    def never(self, graph: Graph, first: int, inputs: Sequence[Any]) -> list[Any]:
         """See `Call.never`."""
         frames, frame, runs = list(self._frames), self.frame, self._runs
         self._runs = False
         try:
-            return self.inline(graph, inputs, frame)
+            return self.inline(graph, inputs, frame)[first:] if first < len(graph.outputs) else []
         except (_NeverComputed, OpweaveError) as error:
-            return [_declared(graph, value, error) for value in graph.outputs]
+            return [_declared(graph, value, error) for value in graph.outputs[first:]]
         finally:
             self._frames[:], self.frame, self._runs = frames, frame, runs
 

@@ -39,8 +39,7 @@ def _loop(call: Call, limit: Any = None, condition: Any = None, *carried: Any) -
     count = ENDLESS if limit is None else int(call.known(limit).reshape(()))
     begins = True if condition is None else bool(call.known(condition).reshape(()))
     if not begins or count <= 0:
-        n = len(carried)
-        never = call.never(body, ow.input("iteration", (), "i64"), np.array(True), *carried)[1 + n :]
+        never = call.never(body, 1 + len(carried), ow.input("iteration", (), "i64"), np.array(True), *carried)
         return (*carried, *[_none_of(value, 0) for value in never])
     if fixed and count <= UNROLLED:
         return _unrolled(call, body, count, carried)
@@ -113,7 +112,7 @@ def _scan(call: Call, *inputs: Any) -> Any:
         if not batch:
             n = len(given) - call.get("num_scan_inputs", 1)
             one = [ow.input("one", v.shape[1 if i < n else 2 :], v.dtype) for i, v in enumerate(given)]
-            never, steps = call.never(call.node.attributes["body"], *one), given[-1].shape[1]
+            never, steps = call.never(call.node.attributes["body"], 0, *one), given[-1].shape[1]
             shapes = [(0, *v.shape) if i < n else (0, steps, *v.shape) for i, v in enumerate(never)]
             return tuple([np.zeros(s, as_dtype(v.dtype).numpy) for s, v in zip(shapes, never, strict=True)])
         parts = [_scanned(call, [v[b] for v in given], 8) for b in range(batch)]
@@ -137,7 +136,7 @@ def _scanned(call: Call, inputs: list[Any], version: int) -> list[Any]:
     if not count:
         elements = [ow.input("element", [m for i, m in enumerate(v.shape) if i != axis], v.dtype)
                     for v, axis, _ in series]  # fmt: skip
-        never = call.never(body, *values, *elements)[n:]
+        never = call.never(body, n, *values, *elements)
         return [*values, *[_none_of(value, axis) for value, axis in zip(never, at, strict=True)]]
     for i in range(count):
         parts = [_element(v, axis, count - 1 - i if back else i) for v, axis, back in series]
