@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from opweave.contract import BufferType, Kind, Step, Stream, Tunable
+from opweave.contract import BufferType, Kind, Limit, Step, Stream, Tunable
 from opweave.contract.offloading import flops
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
@@ -17,7 +17,7 @@ from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
 from opweave_torch.packed import packed_types
-from opweave_torch.tunables import TUNABLES
+from opweave_torch.tunables import TUNABLES, limits
 
 __all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
 
@@ -59,6 +59,11 @@ class TorchCpuDevice(HostMemory):
     def tunables(self) -> Sequence[Tunable]:
         """Those of `opweave_torch.tunables`."""
         return TUNABLES
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The limits of all kernels, and the tunables."""
+        return (*self.tunables, *limits())
 
     def features(self) -> Mapping[str, Any]:
         """torch's version, the capability level and threads of its kernels, and its libraries."""

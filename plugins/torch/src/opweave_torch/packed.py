@@ -22,6 +22,7 @@ from opweave.ops.blocks import block_parts, dequantize
 from opweave_torch.memory import shaped, torch_dtype
 from opweave_torch.native import int4_packed, int4_product, multiplies_bf16, packed_product
 from opweave_torch.packed_weight import PackedWeight
+from opweave_torch.tunables import limit
 
 if TYPE_CHECKING:
     from opweave.contract import BufferType, Step
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_ROWS", "Int4Type", "PackedType", "RoundedType", "multiply_int4", "packed_types"]
 
-MOST_ROWS: Final = 4096
+MOST_ROWS: Final = limit("packed_rows", 4096, 1, 1 << 14)
 """Rows of a product from which on what packing saves does not pay for a second copy of the weights."""
 
 MOST_INT4_ROWS: Final = 4
@@ -85,7 +86,7 @@ class PackedType(RepackedType):
         if step.op != "linear" or source != 1:
             return False
         rows, size = prod(step.out.shape[:-1]), prod(w.shape)
-        if rows > MOST_ROWS or x.dtype.name == "f64":
+        if rows > MOST_ROWS.value or x.dtype.name == "f64":
             return False
         if w.dtype.is_quantized:
             return True

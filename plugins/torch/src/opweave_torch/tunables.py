@@ -1,15 +1,31 @@
-"""The numbers of ``torch:cpu`` of which each machine has best values of its own: `opweave profile` measures them."""
+"""The numbers by which kernels choose their paths. Those of ``torch:cpu`` of which each machine has best values of its
+own are measured by `opweave profile`; the others stand beside their kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from opweave.contract import Tunable
+from opweave.contract import NEVER, Limit, Tunable
 from opweave.graph.tensor import Tensor
 from opweave.ops.attention import attention
 from opweave.ops.samples import operand
 
-__all__ = ["CALL_SCORES", "TUNABLES"]
+__all__ = ["CALL_SCORES", "TUNABLES", "limit", "limits"]
+
+
+_LIMITS: Final[list[Limit]] = []
+
+
+def limit(name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)) -> Limit:
+    """A limit of a kernel of this plugin; arguments as of `Limit`."""
+    _LIMITS.append(Limit(name, default, smallest, largest, bounds=bounds))
+    return _LIMITS[-1]
+
+
+def limits() -> Sequence[Limit]:
+    """The limits of all kernels that were imported."""
+    return tuple(_LIMITS)
 
 
 def _attention() -> list[Tensor]:

@@ -18,6 +18,7 @@ from opweave.conformance.levels.beside import ask_split
 from opweave.conformance.levels.operations import column
 from opweave.conformance.trial import Trial, step_of, the_node
 from opweave.contract.device import Device
+from opweave.contract.step import Step
 from opweave.contract.tunable import limits_read
 from opweave.errors import OpweaveError
 from opweave.graph.opdef import OPS
@@ -158,9 +159,12 @@ def _reading(device: Device, cases: Iterable[Case]) -> dict[str, dict[str, list[
     with device.open() as stream:
         for case in cases:
             node = the_node(case.build(*case.tensors()))
+            rough = () if node.op is None else node.op.rough
             with limits_read() as limits:
-                if device.why_not(step_of(node)) is None:
-                    _compile(Trial(stream, node, {}))
+                for precision in ("exact", *rough):
+                    step = step_of(node, precision=precision)
+                    if device.why_not(step) is None:
+                        _compile(Trial(stream, node, {}, precision), step)
             for limit in limits:
                 found.setdefault(limit.name, {}).setdefault(case.op, []).append(case)
     return found
@@ -177,9 +181,9 @@ def _reading_graphs(device: Device) -> dict[str, list[str]]:
     return found
 
 
-def _compile(trial: Trial) -> None:
+def _compile(trial: Trial, step: Step) -> None:
     """Compile the step; what that raises is the matter of the case itself."""
     with suppress(OpweaveError), trial:
-        (group,) = trial.stream.fuse([step_of(trial.node)])
+        (group,) = trial.stream.fuse([step])
         plan, _, _ = trial.compile(None, group.workspace)
         plan.close()

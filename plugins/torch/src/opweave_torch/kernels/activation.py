@@ -17,6 +17,7 @@ from opweave_torch.kernels.binding import in_order, rounded, scalar, widened, wi
 from opweave_torch.kernels.table import HALVES, KERNELS, NUMBERS, WIDE
 from opweave_torch.memory import tensor
 from opweave_torch.native import backward_function, out_function
+from opweave_torch.tunables import limit
 
 __all__ = ["FUNCTIONS", "SMALL", "gelu", "gelu_call", "gelu_quick_calls"]
 
@@ -33,7 +34,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 """torch's own function for each operation that has one; all take ``out=``."""
 
-SMALL: Final = 1 << 16
+SMALL: Final = limit("small_elements", 1 << 16, 1, 1 << 22)
 """Elements up to which torch's own loop for the exact gelu takes less time than oneDNN and a look at the elements."""
 
 
@@ -44,7 +45,7 @@ def gelu_call(source: Tensor, target: Tensor) -> Call:
     if source.device.type != "cpu" or source.dtype is torch.float64 or not dense:
         return partial(_GELU, source, out=target)
     loop = _gelu_loop(source.view(-1), target.view(-1))
-    if source.numel() <= SMALL:
+    if source.numel() <= SMALL.value:
         return loop
     return partial(_large_gelu, source, partial(_GELU, source, out=target), loop)
 

@@ -25,17 +25,17 @@ from opweave_torch.kernels.binding import in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import flash_attention_on_cpu, has_fused_attention
-from opweave_torch.tunables import CALL_SCORES
+from opweave_torch.tunables import CALL_SCORES, limit
 
-CPU_SCORES: Final = 1 << 18
+CPU_SCORES: Final = limit("attention_scores", 1 << 18, 1, 1 << 22)
 """Elements of a tile of scores on a CPU, where several passes find them in the second-level cache. Where one tile holds
 all of an image, products and a softmax take less time than the fused kernel: of 12 heads of 128 tokens of 32 elements
 on two cores of an AMD EPYC 320 us and 440."""
 
-SCORES: Final = 1 << 22
+SCORES: Final = limit("attention_scores_of_cards", 1 << 22, 1, 1 << 26)
 """The same on other devices: so many that starting a kernel takes less time than running it."""
 
-BIAS: Final = 1 << 21
+BIAS: Final = limit("attention_bias", 1 << 21, 1, 1 << 26)
 """Elements of what is added to the scores of a fused kernel at a time."""
 
 
@@ -62,7 +62,7 @@ def _arrays(step: Step) -> Arrays:
     q, k, v, *rest = step.srcs
     options = _options(rest, **step.attrs)
     dtype = widened(q.dtype)
-    sizes = _Tiling(q, k, v, options, SCORES).sizes()
+    sizes = _Tiling(q, k, v, options, max(SCORES.value, CPU_SCORES.value)).sizes()
     if _is_biased(q, k, options):
         bias = _Bias(q, k, options)
         sizes["scores"] = max(sizes["scores"], bias.size)
@@ -75,7 +75,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
     options, target = _options(rest, **given), tensor(out)
     arrays = {name: tensor(array) for name, array in given.items() if isinstance(array, Arg)}
     on_cpu = target.device.type == "cpu"
-    tiling = _Tiling(q, k, v, options, CPU_SCORES if on_cpu else SCORES)
+    tiling = _Tiling(q, k, v, options, CPU_SCORES.value if on_cpu else SCORES.value)
     bind_tiles = cache(lambda: tiling.bind(target, arrays))
     if options.soft_cap or q.shape[3] != v.shape[3]:
         return bind_tiles()
@@ -116,7 +116,7 @@ class _Bias:
         self.options, self.first_seen = options, keys - q.shape[2]
         self.batch = q.shape[0] if mask is not None and mask.strides[0] else 1
         self.heads = q.shape[1] if options.max_bias or (mask is not None and mask.strides[1]) else 1
-        self.tokens = min(q.shape[2], max(1, BIAS // (self.batch * self.heads * keys)))
+        self.tokens = min(q.shape[2], max(1, BIAS.value // (self.batch * self.heads * keys)))
         self.size = self.batch * self.heads * self.tokens * keys
         self.hidden_size = self.tokens * keys if options.causal else 0
 

@@ -22,12 +22,13 @@ from opweave_torch.kernels.binding import in_order, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import softmax_gradient
+from opweave_torch.tunables import limit
 
-SCORES: Final = 1 << 17
+SCORES: Final = limit("attention_gradient_scores", 1 << 17, 1, 1 << 22)
 """Elements of a tile of scores at least: two tiles stay in the second-level cache of a CPU. With more queries they are
 half as many as these have elements, which keeps GPUs busy and is less memory than the operands take."""
 
-FEWEST_ROWS: Final = 32
+FEWEST_ROWS: Final = limit("attention_gradient_rows", 32, 1, 1024)
 """Queries of a tile at least, so that products stay fast however many keys there are."""
 
 Box = tuple[slice, slice, slice, slice]
@@ -44,7 +45,8 @@ class _Tiling:
         self.mask, self.sinks = optional_operands(rest, attrs["masked"])
         self.axes = (q.shape[0], k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         self.columns = k.shape[2] + (self.sinks is not None)
-        self.tiles: list[Any] = list(boxes(self.axes, max(FEWEST_ROWS, max(SCORES, q.size // 2) // self.columns)))
+        rows = max(FEWEST_ROWS.value, max(SCORES.value, q.size // 2) // self.columns)
+        self.tiles: list[Any] = list(boxes(self.axes, rows))
         self.q, self.k, self.v, self.attrs = q, k, v, attrs
 
     def matrices(self, tile: Box) -> int:

@@ -15,6 +15,7 @@ from opweave.contract.workspace import Arrays
 from opweave.errors import BoundsError
 from opweave.graph.dtypes import DType, f32
 from opweave_torch.memory import tensor
+from opweave_torch.tunables import limit
 
 __all__ = [
     "conversion_arrays", "converted", "in_order", "raising_bounds_error", "rounded", "same_elements", "scalar",
@@ -126,10 +127,10 @@ def through_f32(function: Callable[..., Any], out: Arg, x: Arg, wide: Arg | None
 
 # --- elementwise operations on half types, computed in f32 ----------------------------------------------------------
 
-TILE: Final = 1 << 22
+TILE: Final = limit("tile_of_cards", 1 << 22, 1, 1 << 26)
 """Elements that are widened at a time, which bounds the workspace."""
 
-CPU_TILE: Final = 1 << 18
+CPU_TILE: Final = limit("tile", 1 << 18, 1, 1 << 22)
 """The same on the CPU, where they stay in the caches from one pass to the next."""
 
 Body = Callable[[Tensor, Sequence[Tensor], Tensor], Sequence[Call]]
@@ -140,7 +141,8 @@ which is f32 and may be overwritten, and ``others``, which only operations that 
 def widening_arrays(step: Step) -> Arrays:
     """Workspace of `widening`: ``wide``, one row of f32 for each source."""
     dense = all(arg.is_dense for arg in (step.out, *step.srcs))
-    return {"wide": (f32, (len(step.srcs), min(step.out.size, TILE) if dense else step.out.size))}
+    tile = max(TILE.value, CPU_TILE.value) if dense else step.out.size
+    return {"wide": (f32, (len(step.srcs), min(step.out.size, tile)))}
 
 
 def widening(out: Arg, srcs: Sequence[Arg], wide: Arg, body: Body, *, all_wide: bool = False) -> Call:
@@ -153,7 +155,7 @@ def widening(out: Arg, srcs: Sequence[Arg], wide: Arg, body: Body, *, all_wide: 
     on_cpu = target.device.type == "cpu"
     tiles = [[target, *sources]]
     if all(arg.is_dense for arg in (out, *srcs)):
-        size = CPU_TILE if on_cpu else TILE
+        size = CPU_TILE.value if on_cpu else TILE.value
         tiles = [[x.view(-1)[i : i + size] for x in (target, *sources)] for i in range(0, out.size, size)]
     rows = tensor(wide)[: len(srcs) if on_cpu or all_wide else 1]
     calls: list[Call] = []

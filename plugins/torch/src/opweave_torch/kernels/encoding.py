@@ -16,10 +16,11 @@ from torch import Tensor
 from opweave.contract import Call
 from opweave.ops.blocks import E2M1
 from opweave.ops.encoding import STEPS
+from opweave_torch.tunables import limit
 
 __all__ = ["encoder"]
 
-_AT_ONCE: Final = 1 << 20
+_AT_ONCE: Final = limit("encoded_at_once", 1 << 20, 1, 1 << 24)
 """Elements that are encoded at a time."""
 
 
@@ -31,15 +32,17 @@ def encoder(name: str, out: Tensor, x: Tensor, importance: Tensor | None) -> Cal
         out: ``uint8``, shape (..., blocks, bytes of a block).
         x, importance: f32, shape (..., elements), any strides.
     """
-    return partial(_encode, _ENCODERS[name], out, x, importance)
+    return partial(_encode, _ENCODERS[name], _AT_ONCE.value, out, x, importance)
 
 
-def _encode(encode: Callable[..., Sequence[Tensor]], out: Tensor, x: Tensor, importance: Tensor | None) -> None:
-    if x.numel() > _AT_ONCE and len(x) > 1:
-        step = max(1, _AT_ONCE * len(x) // x.numel())
+def _encode(
+    encode: Callable[..., Sequence[Tensor]], at_once: int, out: Tensor, x: Tensor, importance: Tensor | None
+) -> None:
+    if x.numel() > at_once and x.ndim > 1 and len(x) > 1:
+        step = max(1, at_once * len(x) // x.numel())
         for first in range(0, len(x), step):
             some = slice(first, first + step)
-            _encode(encode, out[some], x[some], None if importance is None else importance[some])
+            _encode(encode, at_once, out[some], x[some], None if importance is None else importance[some])
         return
     length = x.numel() // out.shape[:-1].numel()
     values = x.reshape(-1, length)

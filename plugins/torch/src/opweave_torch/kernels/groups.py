@@ -141,7 +141,7 @@ class ProductChain:
                 and before is not None
                 and isinstance(product_before, _Packed)
                 and _form(step.out) == _form(before.out)
-                and (step is not last or last.out.size > SMALL)
+                and (step is not last or last.out.size > SMALL.value)
             ):
                 self._folded[-1] = product_before.gelu
                 if step is last:

@@ -19,6 +19,7 @@ from opweave_torch.kernels.matmul import blocks_arrays, product_with_blocks
 from opweave_torch.kernels.table import KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
 from opweave_torch.native import multiplies_bf16, multiplies_tiles_of_bf16
+from opweave_torch.tunables import limit
 
 __all__ = ["CPU_WITH_BF16", "WITH_BF16", "kernels_for_cpu"]
 
@@ -34,7 +35,7 @@ def kernels_for_cpu() -> KernelTable:
     return CPU_WITH_BF16 if multiplies_bf16() else KERNELS
 
 
-FEW_ROWS: Final = 32
+FEW_ROWS: Final = limit("few_rows", 32, 1, 1024)
 """With fewer rows most of the time of a product with quantized weights is that of decoding them."""
 
 PRODUCTS: Final = (
@@ -92,7 +93,7 @@ def product_in_bf16(stream: Stream, op: str, out: Arg, *srcs: Arg, **given: Any)
 def _blocks_why_not(step: Step) -> str | None:
     if not step.srcs[1].dtype.is_quantized:
         return "the weights are not quantized"
-    few = prod(step.out.shape[:-1]) < FEW_ROWS
+    few = prod(step.out.shape[:-1]) < FEW_ROWS.value
     return "decoding the weights takes longer than a product of few rows" if few else None
 
 

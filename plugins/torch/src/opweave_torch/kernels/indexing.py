@@ -21,6 +21,7 @@ from opweave_torch.kernels.binding import in_order, raising_bounds_error, same_e
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import KERNELS, NUMBERS, PLAIN, QUANTIZED
 from opweave_torch.memory import tensor
+from opweave_torch.tunables import limit
 
 __all__ = ["dense_ids_array", "flat_ids", "index_copy", "long_ids_array"]
 
@@ -49,13 +50,13 @@ def embedding(stream: Stream, op: str, out: Arg, table: Arg, ids: Arg, *, dense_
     return raising_bounds_error(in_order(calls), op, tensor(ids), table.shape[0])
 
 
-BLOCKS_PER_TILE: Final = 1 << 13
+BLOCKS_PER_TILE: Final = limit("embedding_blocks", 1 << 13, 1, 1 << 18)
 """Blocks that are decoded at a time."""
 
 
 def _rows_per_tile(table: Arg, ids: Arg) -> int:
     blocks = table.size // table.shape[0] // table.dtype.block
-    return min(ids.size, max(1, BLOCKS_PER_TILE // blocks))
+    return min(ids.size, max(1, BLOCKS_PER_TILE.value // blocks))
 
 
 def _decoded_rows_arrays(step: Step) -> Arrays:

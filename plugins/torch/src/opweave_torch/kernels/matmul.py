@@ -19,6 +19,7 @@ from opweave_torch.kernels.binding import conversion_arrays, converted, in_order
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_torch.memory import reshaped, tensor
+from opweave_torch.tunables import limit
 
 __all__ = [
     "DecodedRows", "as_source", "as_target", "blocks_arrays", "blocks_why_not", "decoded_rows_arrays", "matrix_arrays",
@@ -26,10 +27,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-CPU_TILE: Final = 1 << 18
+CPU_TILE: Final = limit("weights_tile", 1 << 18, 1, 1 << 22)
 """Decoded elements at a time on a CPU, where they stay in the second-level cache."""
 
-TILE: Final = 1 << 21
+TILE: Final = limit("weights_tile_of_cards", 1 << 21, 1, 1 << 26)
 """The same on other devices: so many that starting a kernel takes less time than running it."""
 
 
@@ -127,7 +128,7 @@ def _tile_rows(w: Arg, tile: int) -> int:
 
 def decoded_rows_arrays(w: Arg, dtype: DType) -> Arrays:
     """Workspace of `DecodedRows`."""
-    rows, inputs = _tile_rows(w, TILE), w.shape[-1]
+    rows, inputs = _tile_rows(w, max(TILE.value, CPU_TILE.value)), w.shape[-1]
     arrays = decoding_arrays(w.dtype, rows * (inputs // w.dtype.block))
     return arrays if dtype is f32 else {**arrays, "decoded": (dtype, (rows, inputs))}
 
@@ -148,7 +149,7 @@ class DecodedRows:
     """
 
     def __init__(self, w: Arg, dtype: DType, arrays: Mapping[str, Arg], device: torch.device) -> None:
-        self.rows = _tile_rows(w, CPU_TILE if device.type == "cpu" else TILE)
+        self.rows = _tile_rows(w, CPU_TILE.value if device.type == "cpu" else TILE.value)
         inputs = w.shape[-1]
         decoding = Decoding(w.dtype, self.rows * (inputs // w.dtype.block), arrays, device)
         self.load, self.calls = decoding.load, decoding.calls

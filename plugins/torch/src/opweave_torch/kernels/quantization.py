@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from math import prod
+from typing import Final
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import needs_dense_output
@@ -16,32 +17,33 @@ from opweave_torch.kernels.blocks import Decoding, decoding_arrays
 from opweave_torch.kernels.encoding import encoder
 from opweave_torch.kernels.table import KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
+from opweave_torch.tunables import limit
 
-_AT_ONCE = 1 << 13
+_AT_ONCE: Final = limit("decoded_blocks", 1 << 13, 1, 1 << 18)
 """Blocks that are decoded at a time."""
 
 
 def _parts(shape: tuple[int, ...]) -> Iterator[tuple[slice | int, ...]]:
     """Indices of parts of at most `_AT_ONCE` blocks."""
     inner = prod(shape[1:])
-    if prod(shape) <= _AT_ONCE:
+    if prod(shape) <= _AT_ONCE.value:
         yield ()
-    elif inner > _AT_ONCE:
+    elif inner > _AT_ONCE.value:
         yield from ((i, *rest) for i in range(shape[0]) for rest in _parts(shape[1:]))
     else:
-        step = _AT_ONCE // inner
+        step = _AT_ONCE.value // inner
         yield from ((slice(first, first + step),) for first in range(0, shape[0], step))
 
 
 def _workspace(step: Step) -> Arrays:
     dtype = step.srcs[0].dtype
-    return decoding_arrays(dtype, min(_AT_ONCE, step.out.size // dtype.block))
+    return decoding_arrays(dtype, min(_AT_ONCE.value, step.out.size // dtype.block))
 
 
 @KERNELS("dequantize", dtypes=[f32, *QUANTIZED], when=needs_dense_output, workspace=_workspace)
 def dequantize(stream: Stream, op: str, out: Arg, x: Arg, *, blocks: DType, **arrays: Arg) -> Call:
     stored = tensor(x)  # (..., blocks, bytes of a block)
-    count = min(_AT_ONCE, out.size // blocks.block)
+    count = min(_AT_ONCE.value, out.size // blocks.block)
     decoding = Decoding(blocks, count, arrays, stored.device)
     target = tensor(out).view(*stored.shape[:-1], blocks.block)
     calls: list[Call] = []

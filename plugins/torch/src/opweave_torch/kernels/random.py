@@ -16,14 +16,15 @@ from opweave.ops.random import KEY_STEPS, LOW, MULTIPLIERS, ROUNDS, UNIFORM_BITS
 from opweave_torch.kernels.binding import in_order, scalar, widened
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.tunables import limit
 
-_CPU_BLOCKS: Final = 1 << 14
-_BLOCKS: Final = 1 << 20
+_CPU_BLOCKS: Final = limit("random_blocks", 1 << 14, 1, 1 << 20)
+_BLOCKS: Final = limit("random_blocks_of_cards", 1 << 20, 1, 1 << 24)
 """Blocks of a tile, by which the workspace is bounded, and on the CPU stays in the caches."""
 
 
 def _workspace(step: Step) -> Arrays:
-    tile = min(block_count(step.out.size, step.out.dtype), _BLOCKS)
+    tile = min(block_count(step.out.size, step.out.dtype), max(_BLOCKS.value, _CPU_BLOCKS.value))
     arrays: dict[str, Any] = {"words": (i64, (6, tile)), "keys": (i64, (4,))}
     if step.op == "uniform":
         return arrays | {"parts": (widened(step.out.dtype), (1, tile))}
@@ -47,7 +48,7 @@ def random(
 ) -> Call:
     each, flat, whole = block_values(dtype), tensor(out).view(-1), tensor(words)
     blocks = block_count(flat.numel(), dtype)
-    most = _CPU_BLOCKS if flat.device.type == "cpu" else _BLOCKS
+    most = _CPU_BLOCKS.value if flat.device.type == "cpu" else _BLOCKS.value
     calls: list[Call] = []
     for first in range(0, blocks, most):
         own = [row[: min(most, blocks - first)] for row in (*whole, *tensor(parts))]

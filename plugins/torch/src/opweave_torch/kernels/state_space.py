@@ -16,6 +16,7 @@ from opweave_torch.kernels.binding import conversion_arrays, converted, in_order
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import out_function
+from opweave_torch.tunables import limit
 
 # --- causal convolution ---------------------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ def causal_conv1d(stream: Stream, op: str, out: Arg, *srcs: Arg, biased: bool, *
 
 # --- selective scan -------------------------------------------------------------------------------------------------
 
-CHUNK: Final = 1 << 22
+CHUNK: Final = limit("scan_chunk", 1 << 22, 1, 1 << 26)
 """Elements of a chunk: the numbers of the state of so many tokens."""
 
 
@@ -63,7 +64,7 @@ def _scan_arrays(step: Step) -> Arrays:
     batch, channels, tokens = u.shape
     groups, n = b.shape[1:3]
     by_group = (groups, channels // groups)
-    chunk = max(1, min(tokens, CHUNK // (batch * channels * n)))
+    chunk = max(1, min(tokens, CHUNK.value // (batch * channels * n)))
     channel_rows, state_rows = (chunk, batch, *by_group), (chunk, batch, groups, n)
     shapes = {
         "decay": (*channel_rows, n),
