@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -540,3 +541,38 @@ def test_single_passes_are_compiled_where_threads_share_them() -> None:
     assert is_worth_compiling(large("add", rows, rows, (0, 1)))
     assert not is_worth_compiling(large("add", rows, rows, (1, 1024)))  # reading single numbers takes longer
     assert not is_worth_compiling(large("add", *[(16, 1)] * 3, size=16))
+
+
+# --- memory of compiled functions -----------------------------------------------------------------------------------
+
+
+def chain_of_its_own(i, n):
+    """A chain whose structure no other three digits below 5 have."""
+    y = ow.input("x", (n,))
+    for digit in i:
+        y = ow.tanh((ow.sqrt, ow.abs, ow.neg, ow.square, ow.relu)[int(digit, 5)](y) + float(int(digit)))
+    return y
+
+
+@pytest.mark.parametrize("n", [64, 300_000])
+def test_functions_that_no_program_uses_give_their_memory_back(n):
+    """Short operands call a function directly, long ones by the threads of a team."""
+    device, here = CpuDevice(), compiler.target()
+    values = np.linspace(0.5, 1, n, dtype=np.float32)
+    chains = [f"{i // 25}{i // 5 % 5}{i % 5}" for i in range(60)]
+    gc.collect()
+    before, stays = here.loaded, chain_of_its_own("444", n)
+    with ow.Scheduler(device) as kept:
+        program = kept.build(stays)
+        want = program.run(x=values)
+        for chain in chains:
+            with ow.Scheduler(device) as scheduler:
+                scheduler.build(chain_of_its_own(chain, n)).run(x=values)
+        assert here.loaded >= before + len(chains)  # the device keeps the latest
+        device._artefacts.clear()
+        gc.collect()
+        # What is given back goes in sets; those of the first and the latest function stay whole.
+        assert here.loaded <= before + 3 * compiler.TOGETHER
+        np.testing.assert_array_equal(program.run(x=values), want)
+    with ow.Scheduler("host") as host:
+        np.testing.assert_allclose(want, host.build(stays).run(x=values), rtol=1e-5)

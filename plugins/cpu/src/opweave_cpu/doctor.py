@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from opweave.contract.stream import ARTEFACTS_KEPT
 from opweave.host.cores import usable_cores
 from opweave.host.processor import cpu_name
 from opweave.registry import Diagnosis
 from opweave.tools.doctor import threads_diagnosis
 from opweave_cpu.hardware import instruction_sets
+from opweave_cpu.jit.compiler import target, why_not
 
 __all__ = ["diagnose", "kernel_diagnosis"]
 
@@ -32,7 +34,7 @@ _KERNELS: Final[Mapping[str, int]] = {
 
 
 def diagnose() -> Iterator[Diagnosis]:
-    """Diagnoses of the kernel and the threads of each BLAS in the process."""
+    """Diagnoses of the kernel and the threads of each BLAS in the process, and of compiled kernels."""
     from threadpoolctl import threadpool_info
 
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
@@ -41,6 +43,9 @@ def diagnose() -> Iterator[Diagnosis]:
     for info in libraries:
         yield kernel_diagnosis(info, instruction_sets())
         yield threads_diagnosis("BLAS threads", info["num_threads"], usable_cores(), THREADS)
+    if why_not() is None:
+        message = f"{target().loaded} in memory; beside those of open programs a device keeps the latest"
+        yield Diagnosis("compiled kernels", "ok", f"{message} {ARTEFACTS_KEPT}")
 
 
 def kernel_diagnosis(info: Mapping[str, Any], instructions: Sequence[str]) -> Diagnosis:

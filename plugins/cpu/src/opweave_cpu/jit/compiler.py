@@ -13,6 +13,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
+from weakref import WeakSet, finalize
 
 from opweave.concurrency import Lock, Worker
 from opweave.contract import Call
@@ -20,7 +21,7 @@ from opweave.futures import Task
 from opweave.host.cache import FileCache
 from opweave.packages import pip_install
 
-__all__ = ["CACHE", "ENTRY", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
+__all__ = ["CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
 
 VARIABLE: Final = "OPWEAVE_CPU_JIT"
 """Environment variable: ``0`` leaves all work to NumPy."""
@@ -31,6 +32,10 @@ CACHE: Final = "OPWEAVE_CPU_JIT_CACHE"
 ENTRY: Final = "kernel"
 """The function that a module in LLVM IR defines. Its only argument is the address of an array of 64-bit words."""
 
+
+TOGETHER: Final = 16
+"""Functions whose memory is given back together. LLVM needs some 20 KiB, and two milliseconds, for each such set beside
+the functions, of 10 KiB each."""
 
 _THREAD: Final = "opweave compiler"
 
@@ -58,15 +63,44 @@ def _host() -> tuple[Any, Any, str, str, frozenset[str]]:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
-    machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
-    )
+    machine = _machine(binding)
     identity = f"{version('llvmlite')} {binding.llvm_version_info} {name} {features.flatten()}"
     return binding, machine, binding.get_default_triple(), identity, frozenset(k for k, has in features.items() if has)
 
 
+def _machine(binding: Any) -> Any:
+    """What generates code for this processor."""
+    name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
+    return binding.Target.from_default_triple().create_target_machine(
+        cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
+    )
+
+
+class _Functions:
+    """Loaded functions, whose memory is given back together when none of them is used.
+
+    Args:
+        engine: LLVM's, which has their memory.
+        names: of the functions, as they are loaded.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine: Final = engine
+        self.names: Final[list[str]] = []
+
+
+class _Address(int):
+    """The address of a loaded function. Whoever keeps it may call the function.
+
+    Attributes:
+        functions: has its memory.
+    """
+
+    functions: _Functions
+
+
 class _Target:
-    """The processor of this machine, as LLVM sees it. Loads compiled functions; they stay for the life of the process.
+    """The processor of this machine, as LLVM sees it. Loads compiled functions.
 
     llvmlite guards its calls by one lock. A thread that Ctrl-C interrupts between taking and releasing it would keep it
     for ever, so all calls are made by a thread of this class, which interrupts never reach.
@@ -82,17 +116,24 @@ class _Target:
         self._thread = Worker(_THREAD)
         self._process = os.getpid()
         self._binding, self.machine, self.triple, self.identity, self.features = self._call(_host)
+        self._open: WeakSet[_Functions] = WeakSet()
+        self._latest: _Functions | None = None
         self.cache: Final = FileCache(CACHE, "cpu-jit", largest=1 << 20, limit=64 << 20, checked=True)
         self.lock: Final = Lock()
-        self._engine: Any = None
 
     def compile(self, text: str) -> bytes:
         """The object file of a module in LLVM IR."""
         return self._call(self._compile, text)
 
-    def load(self, name: str, data: bytes) -> int:
-        """The address of the function ``name`` of an object file."""
+    def load(self, name: str, data: bytes) -> _Address:
+        """The address of the function ``name`` of an object file. The function stays as long as the address, and those
+        that were loaded with it, are kept."""
         return self._call(self._load, name, data)
+
+    @property
+    def loaded(self) -> int:
+        """How many functions are in memory now."""
+        return sum([len(functions.names) for functions in list(self._open)])
 
     def _call(self, function: Callable[..., T], *args: Any) -> T:
         """What a function returns, or raises, when the thread calls it."""
@@ -104,21 +145,35 @@ class _Target:
 
     def _compile(self, text: str) -> bytes:
         binding = self._binding
-        module = binding.parse_assembly(text)
+        # LLVM keeps the types and constants of a context as long as that lives.
+        module = binding.parse_assembly(text, binding.create_context())
         module.verify()
         options = binding.create_pipeline_tuning_options(speed_level=2)
         passes = binding.create_pass_builder(self.machine, options)
         passes.getModulePassManager().run(module, passes)
         return bytes(self.machine.emit_object(module))
 
-    def _load(self, name: str, data: bytes) -> int:
-        binding = self._binding
-        if self._engine is None:
-            # llvmlite's memory manager has the sections of an object side by side: code addresses constants by 32 bits.
-            self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self.machine, use_lmm=True)
-        self._engine.add_object_file(binding.ObjectFileRef.from_data(data))
-        self._engine.finalize_object()
-        return int(self._engine.get_function_address(name))
+    def _load(self, name: str, data: bytes) -> _Address:
+        binding, functions = self._binding, self._latest
+        if functions is None or len(functions.names) >= TOGETHER:
+            # An engine owns its machine. llvmlite's memory manager has the sections of an object side by side: code
+            # addresses constants by 32 bits.
+            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding), use_lmm=True)
+            functions = self._latest = _Functions(engine)
+            self._open.add(functions)
+            finalize(functions, self._release, engine).atexit = False
+        functions.engine.add_object_file(binding.ObjectFileRef.from_data(data))
+        functions.engine.finalize_object()
+        functions.names.append(name)
+        address = _Address(functions.engine.get_function_address(name))
+        address.functions = functions
+        return address
+
+    def _release(self, engine: Any) -> None:
+        """Give back the memory of functions that nobody can call any more; a forked process shares it, and keeps it.
+        Called while objects are collected: it takes no lock and waits for nothing."""
+        if self._process == os.getpid():
+            self._thread.put(Task(engine.close))
 
 
 @cache
@@ -147,7 +202,7 @@ class MachineCode:
     def __init__(self, text: str) -> None:
         self._text: Final = text
         self._name: Final = f"opweave_{sha256(f'{target().identity} {text}'.encode()).hexdigest()}"
-        self._address = 0
+        self._address: int = 0
         self._sought = False
 
     def load(self, *, compiling: bool) -> bool:
@@ -174,18 +229,25 @@ class MachineCode:
 
     @property
     def address(self) -> int:
-        """Where the function is, once it is ready; else 0."""
+        """Where the function is, once it is ready; else 0. Who calls it keeps this very object, which keeps the
+        function in memory."""
         return self._address
 
     @cached_property
     def releasing(self) -> Callable[[Any], None]:
         """The function; a call releases the interpreter's lock."""
-        return _RELEASING(self._address)
+        return self._callable(_RELEASING)
 
     @cached_property
     def holding(self) -> Callable[[Any], None]:
         """The function; a call keeps the interpreter's lock: for work that takes less time than passing the lock on."""
-        return _HOLDING(self._address)
+        return self._callable(_HOLDING)
+
+    def _callable(self, kind: Callable[[int], Any]) -> Callable[[Any], None]:
+        function: Any = kind(self._address)
+        function.address = self._address  # stays in memory with it
+        called: Callable[[Any], None] = function
+        return called
 
 
 class FirstRun:
