@@ -201,7 +201,7 @@ def _conformance(
 
 def _fuzz(
     devices: Annotated[
-        list[str] | None, typer.Argument(help="Devices; default: all but host.", metavar="[DEVICES]")
+        list[str] | None, typer.Argument(help="Devices; default: all but host.", metavar="DEVICES")
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="N", min=0, help="How long; shrinking what fails comes on top.")
