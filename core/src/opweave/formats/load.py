@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from opweave import registry
 from opweave.errors import DTypeError, FormatError, OpweaveError, UnknownNameError
-from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index
+from opweave.formats.folder import INDEX, SeveralFiles, read_folder, read_index, read_model
 from opweave.formats.tensor_file import StoredTensor, TensorFile
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks
@@ -44,7 +44,7 @@ def load_weights(
     Args:
         path: a file of safetensors or GGUF, or of a format that a plugin reads (the hook ``opweave_formats``); an index
             (``*.safetensors.index.json``) or a folder with one: the tensors that it names; any other folder: those of
-            all files of weights in it.
+            all files of weights in it. One file of a model in several (``m-00001-of-00003.gguf``) stands for all.
         device: where to keep them; a device, or glob patterns, as of `opweave.weights`.
         names: a glob pattern, or several: only tensors whose name matches one of them.
         dtype: as of `opweave.weights`. Tensors of f8_e4m3, f8_e5m2 and f8_e8m0 need it, because no device but ``host``
@@ -56,7 +56,8 @@ def load_weights(
 
     Raises:
         FormatError: a file that is damaged, cut off or not of its format; an index that names what is not there; two
-            files of a folder with a tensor of one name.
+            files of a folder with a tensor of one name; a model in several files of which some are not there, or whose
+            files say something else about their count, their numbers or the count of tensors.
         UnknownNameError: no such device, a format that neither the core nor a plugin reads, or a pattern that matches
             no name.
         DTypeError: a type that opweave does not have, or one of the floats of 8 bits without ``dtype``: the message
@@ -88,7 +89,7 @@ def read_tensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     place = Path(path)
     if place.name.endswith(INDEX) and not place.is_dir():
         return read_index(place, _read_file)
-    return read_folder(place, _read_file, _is_weights) if place.is_dir() else _read_file(place)
+    return read_folder(place, _read_file, _is_weights) if place.is_dir() else read_model(place, _read_file)
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
