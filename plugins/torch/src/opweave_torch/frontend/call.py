@@ -36,7 +36,7 @@ class Call:
         """The dtype of the result, of the first one if there are several."""
         value = self.node.meta["val"]
         first = value[0] if isinstance(value, (tuple, list)) else value
-        return dtype_of(first.dtype, f"the result of {self.node.target}")
+        return dtype_of(first.dtype.to_real(), f"the result of {self.node.target}")
 
     def known(self, value: Any) -> torch.Tensor | None:
         """The values of a tensor that are known, ``None`` for what devices compute."""

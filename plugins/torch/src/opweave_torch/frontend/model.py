@@ -181,11 +181,17 @@ class Model:
             if isinstance(wanted, (bool, int, float, str, type(None))) and value != wanted:
                 raise SchedulerError(f"{what} is {wanted!r} in the exported program, not {value!r}; export it again")
             return value
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        if not wanted.is_complex() and (not hasattr(value, "shape") or not hasattr(value, "dtype")):
             value = np.asarray(value, dtype_of(wanted.dtype, what).numpy)
-        shape, dtype = shape_and_dtype(value)
-        if dtype is not dtype_of(wanted.dtype, what):
-            raise DTypeError(f"{what} is {dtype_of(wanted.dtype, what)}, not {dtype}")
+        if wanted.is_complex():
+            value = torch.as_tensor(value)
+            if value.dtype is not wanted.dtype:
+                raise DTypeError(f"{what} is {wanted.dtype}, not {value.dtype}")
+            shape = tuple(value.shape)
+        else:
+            shape, dtype = shape_and_dtype(value)
+            if dtype is not dtype_of(wanted.dtype, what):
+                raise DTypeError(f"{what} is {dtype_of(wanted.dtype, what)}, not {dtype}")
         fits = len(shape) == wanted.ndim
         for n, length in zip(shape, wanted.shape, strict=False):
             fits = fits and self._is_length(n, length, lengths)

@@ -26,7 +26,7 @@ from opweave_torch.frontend.folding import fold, fold_batch_norms
 from opweave_torch.frontend.source import Source
 from opweave_torch.frontend.trace import Trace
 from opweave_torch.frontend.updates import Updates
-from opweave_torch.frontend.values import array_of, dtype_of, shape_and_dtype, tensor_of
+from opweave_torch.frontend.values import Complex, array_of, as_real, dtype_of, shape_and_dtype, tensor_of
 
 __all__ = ["Runner"]
 
@@ -40,6 +40,10 @@ class _Fed(int):
 
 class _Computed(str):
     """Stands for the output of the program of this name in what is returned."""
+
+
+class _Joined(_Computed):
+    """The same, of complex numbers, whose parts the output has along its last axis."""
 
 
 @dataclass(eq=False)
@@ -131,7 +135,7 @@ class Runner:
         for made in norms.values():
             for part in ("weight", "bias"):
                 named[f"{made.conv.name}.{part}"] = made.conv, getattr(made, part)
-        arrays = {name: array_of(value) for name, (_, value) in named.items()}
+        arrays = {name: array_of(as_real(value)) for name, (_, value) in named.items()}
         self.weights = ow.weights(arrays, self._placed)
         self._known = {self.weights[name]: value.detach() for name, (_, value) in named.items()}
         self._norms = {norm: made.conv for norm, made in norms.items()}
@@ -139,7 +143,10 @@ class Runner:
             c: (c.args[0], self.weights[f"{c.name}.weight"], self.weights[f"{c.name}.bias"], *c.args[3:])
             for c in self._norms.values()
         }
-        self._leaves.update({node: self.weights[name] for name, (node, _) in named.items() if node not in self._args})
+        for name, (node, value) in named.items():
+            if node not in self._args:
+                weight = self.weights[name]
+                self._leaves[node] = Complex.of(weight) if value.is_complex() else weight
         made_here = set(self._norms.values()) | folded.keys()
         self._given = [self.weights[name] for name, (node, _) in named.items() if node not in made_here]
         self._contents: Contents | None = None
@@ -189,6 +196,8 @@ class Runner:
                     made = found[value]
                     returned[value] = tensor_of(made) if isinstance(made, np.ndarray) else torch.from_dlpack(made)
                 return returned[value]
+            if type(value) is _Joined:
+                return torch.view_as_complex(result(_Computed(value)))
             if type(value) is _Fed:
                 given = values[value]
                 return given if isinstance(given, torch.Tensor) else tensor_of(given)
@@ -267,7 +276,7 @@ class Runner:
                 fed.append(value)
                 continue
             # The caller waits for the run, so that fed arrays need not be copied.
-            fed.append(ow.input(node.name, *shape_and_dtype(value), borrowed=True))
+            fed.append(_input(node.name, value))
             names[node.name] = i
         states = {node: value for node, value in self._leaves.items() if isinstance(value, Tensor) and _is_state(value)}
         trace = Trace(
@@ -279,6 +288,8 @@ class Runner:
         def source_of(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
                 return type(value)([source_of(v) for v in value])
+            if isinstance(value, Complex):
+                return _Joined(source_of(value.pairs))
             if not isinstance(value, Tensor):
                 return value
             if value.leaf is not None and value.leaf.kind == "input":
@@ -350,8 +361,17 @@ def _inputs_of(wanted: Mapping[str, Tensor], names: Mapping[str, int]) -> dict[s
     return {t.leaf.name: names[t.leaf.name] for t in leaves if t.leaf is not None and t.leaf.kind == "input"}
 
 
+def _input(name: str, value: Any) -> Any:
+    """What stands for an argument; of complex numbers the parts lie along a last axis."""
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return Complex.of(ow.input(name, *shape_and_dtype(as_real(value)), borrowed=True))
+    return ow.input(name, *shape_and_dtype(value), borrowed=True)
+
+
 def _feed(value: Any) -> Any:
     """A tensor of the host as an array; one of another device stays there."""
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        value = as_real(value)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
         return array_of(value)
     return value

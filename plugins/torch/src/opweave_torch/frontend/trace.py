@@ -18,18 +18,23 @@ from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call, constant_of, leaves_of
 from opweave_torch.frontend.folding import is_pure, on_host
 from opweave_torch.frontend.native import is_operator
-from opweave_torch.frontend.operators import OPERATORS
+from opweave_torch.frontend.operators import OPERATORS, of_complex
 from opweave_torch.frontend.operators.fallback import run_by_torch
 from opweave_torch.frontend.source import CHECKS, SHAPES, Source, module_path, place_of
 from opweave_torch.frontend.updates import Updates
-from opweave_torch.frontend.values import dtype_of
+from opweave_torch.frontend.values import Complex, as_real, dtype_of
 
 __all__ = ["Trace"]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of opweave."""
-    return isinstance(value, Tensor)
+    """Whether a value is a tensor of opweave, or complex numbers made of two."""
+    return isinstance(value, (Tensor, Complex))
+
+
+def is_complex(value: Any) -> bool:
+    """Whether a value is complex numbers."""
+    return isinstance(value, Complex) or (isinstance(value, torch.Tensor) and value.is_complex())
 
 
 class Trace:
@@ -84,6 +89,12 @@ class Trace:
             self._known[made[1]] = value
         return made[1]
 
+    def operand(self, value: Any) -> Any:
+        """A value as an operand: tensors of torch as tensors of opweave."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return Complex.of(self.tensor(as_real(value))) if value.is_complex() else self.tensor(value)
+
     def of(self, node: Any) -> Any:
         """What a node, or a plain value, stands for."""
         return self.values[node] if isinstance(node, torch.fx.Node) else node
@@ -124,10 +135,10 @@ class Trace:
         written = self.updates.written(node, args, self.tensor)
         if written is not None:
             return written
-        args, kwargs = torch.fx.node.map_aggregate(
-            (args, kwargs), lambda v: self.tensor(v) if isinstance(v, torch.Tensor) else v
-        )
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self.operand)
         call = Call(node, self._known, self.used)
+        if leaves_of((args, kwargs, node.meta.get("val")), is_complex):
+            return self._typed(of_complex(target)(call, *args, **kwargs), node.meta.get("val"))
         build = OPERATORS.get(target)
         result = build(call, *args, **kwargs) if build else run_by_torch(call, args, kwargs)
         return self._typed(result, node.meta.get("val"))

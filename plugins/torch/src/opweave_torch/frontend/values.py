@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+import opweave as ow
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.tensor import Tensor
 from opweave_torch.memory import TORCH_DTYPES
 
-__all__ = ["Array", "array_of", "dtype_of", "shape_and_dtype", "tensor_of"]
+__all__ = ["Array", "Complex", "array_of", "as_real", "dtype_of", "shape_and_dtype", "tensor_of"]
 
 Array = np.ndarray[Any, Any]
 OURS: Final = {theirs: ours for ours, theirs in TORCH_DTYPES.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Complex:
+    """Complex numbers while a graph is traced.
+
+    Attributes:
+        real, imag: their parts, of one shape and dtype.
+    """
+
+    real: Tensor
+    imag: Tensor
+
+    @classmethod
+    def of(cls, pairs: Tensor) -> Complex:
+        """Of tensors whose last axis holds the real and the imaginary part."""
+        return cls(pairs[..., 0], pairs[..., 1])
+
+    @property
+    def pairs(self) -> Tensor:
+        """The parts along a new last axis."""
+        return ow.concat([ow.expand_dims(self.real, -1), ow.expand_dims(self.imag, -1)], -1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.real.shape
+
+    @property
+    def size(self) -> int:
+        return self.real.size
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex values with their parts along a new last axis; others as they are."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
 def dtype_of(dtype: torch.dtype, what: str) -> DType:

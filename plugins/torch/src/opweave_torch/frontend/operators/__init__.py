@@ -10,7 +10,8 @@ from opweave_torch.frontend.operators import products as products
 from opweave_torch.frontend.operators import recurrent as recurrent
 from opweave_torch.frontend.operators import reductions as reductions
 from opweave_torch.frontend.operators import shapes as shapes
+from opweave_torch.frontend.operators.complex import COMPLEX, of_complex
 from opweave_torch.frontend.operators.fallback import runs_by_torch
 from opweave_torch.frontend.operators.table import OPERATORS
 
-__all__ = ["OPERATORS", "runs_by_torch"]
+__all__ = ["COMPLEX", "OPERATORS", "of_complex", "runs_by_torch"]
