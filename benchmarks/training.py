@@ -113,7 +113,7 @@ def tasks() -> dict[str, Task]:
 
 
 def _step(trainer: training.Trainer, batch: dict[str, Array]) -> None:
-    trainer._train([batch], 0.0)()
+    trainer._train([batch], 32, last=True, start=0.0)()
 
 
 def ours(task: Task, device: str, limit: int) -> tuple[training.Trainer, Callable[[], Any]]:
@@ -126,7 +126,7 @@ def ours(task: Task, device: str, limit: int) -> tuple[training.Trainer, Callabl
             devices=ow.Scheduler([device, "host"], memory_limit=temporaries),
         )  # fmt: skip
         try:
-            made._train([task.batch], 0.0)()
+            made._train([task.batch], 32, last=True, start=0.0)()
         except ow.AllocationError:
             made.scheduler.close()
             continue

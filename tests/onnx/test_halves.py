@@ -134,7 +134,7 @@ def test_integer_products_in_half_types(placement):
     a, b = np.full((2, 1000), 200, np.uint8), np.full((1000, 3), 100, np.int8)
     scales = np.array([2e-4], np.float16), np.array([5e-3], np.float16)
     product = node("MatMulIntegerToFloat", "a b a_scale b_scale", "y", domain="com.microsoft")
-    known = {"b": b, "a_scale": scales[0], "b_scale": scales[1]}
+    known: dict[str, np.ndarray] = {"b": b, "a_scale": scales[0], "b_scale": scales[1]}
     proto = model([product], [value("a", np.uint8, [2, 1000])], ["y"], known)
     with opweave_onnx.load(proto, placement) as loaded:
         found = loaded.run({"a": a})["y"]

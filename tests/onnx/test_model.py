@@ -344,7 +344,7 @@ def test_a_model_whose_outputs_agree_agrees_whatever_cancels_within(monkeypatch)
         node("Add", "same y", "z"),
     ]  # fmt: skip
     x = np.random.default_rng(0).standard_normal((1000, 8)).astype(F32) + 100
-    weights = {"axes": axes, "count": np.array(1000, F32)}
+    weights: dict[str, np.ndarray] = {"axes": axes, "count": np.array(1000, F32)}
     proto = model(nodes, [value("x", F32, [1000, 8])], ["z"], weights)
     # Correctly rounded, which ONNX Runtime's sum is not.
     exact = Operator(lambda call, x, axes: ow.cast(ow.mean(ow.cast(x, "f64"), 0, keepdims=True), "f32"))

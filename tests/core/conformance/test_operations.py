@@ -251,9 +251,10 @@ def test_what_a_device_does_not_run_is_refused_with_its_reason():
 
 
 def test_every_attribute_is_tried_at_its_default_and_beside_it_with_every_number_of_operands():
-    seen = {}
+    seen: dict[tuple[str, str, int], set[bool]] = {}
     for case in CASES:
         node = the_node(case.build(*case.tensors()))
+        assert node.op is not None
         for name, default in defaults(node.op.name).items():
             if name in node.attrs:
                 key = node.op.name, name, len(node.srcs)
@@ -270,7 +271,8 @@ def test_every_attribute_is_tried_at_its_default_and_beside_it_with_every_number
 
 def test_every_type_of_integers_that_an_operation_takes_is_tried_to_its_ends():
     """But for operations that make integers of few ones, and writers of blocks, whose numbers are bits."""
-    taken, tried = set(), set()
+    taken: set[tuple[str, str]] = set()
+    tried: set[tuple[str, str]] = set()
     for case in CASES:
         for operand in case.operands:
             if operand.values != "ids" and operand.dtype in ("i64", "i32", "i16", "i8", "u8"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -46,12 +48,18 @@ def test_reads_are_collected_where_somebody_asks():
 
 
 def test_what_was_made_under_another_value_is_not_used():
-    limit, made = Limit("rows", 8, 1, 64), []
+    limit = Limit("rows", 8, 1, 64)
+    made: list[int] = []
+
+    def make() -> object:
+        made.append(limit.value)
+        return object()
+
     with Unit().open() as stream:
         for value in (8, 8, 1, 1):
             if limit.value != value:
                 limit.value = value
-            stream.artefact("key", lambda: made.append(limit.value) or object())
+            stream.artefact("key", make)
     assert made == [8, 1]
 
 
@@ -94,12 +102,13 @@ def masked_one_too_few(x: np.ndarray) -> np.ndarray:
 class Unit(HostMemory):
     kind = Kind.ACCEL
     kernels = KernelTable("f32", "strided")
-    limits = (PARTS,)
+    limits: Sequence[Limit] = (PARTS,)
     sums = staticmethod(right)
 
 
 @Unit.kernels("sum", when=lambda step: None if step.attrs["axes"] == (len(step.srcs[0].shape) - 1,) else "other axes")
 def add_up(stream: Stream, op: str, out, x, *, axes):
+    assert isinstance(stream.device, Unit)
     sums, given, target = stream.device.sums, x.view, out.view
     parts_of(1)  # as a kernel does that decides when it is bound
     return lambda: np.copyto(target, sums(given), "unsafe")

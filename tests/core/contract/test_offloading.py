@@ -46,6 +46,7 @@ def test_steps_of_every_operation_are_counted_as_its_nodes_are(op):
     """The functions of definitions read what they like of a node: its dtype, the number of its axes."""
     for case in [case for case in CASES if case.op == op][::20]:
         node = the_node(case.build(*case.tensors()))
+        assert node.op is not None
         assert flops(step(node)) == node.op.flops(node), case.id
 
 

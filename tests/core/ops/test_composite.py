@@ -21,7 +21,7 @@ H = RNG.uniform(20000, 40000, 400)
 def test_types_of_results() -> None:
     half, other, full = (ow.input(n, (3,), n) for n in ("f16", "bf16", "f32"))
     ids = ow.input("ids", (3,), "i64")
-    seen = []
+    seen: list[str] = []
 
     @composite
     def built(*values, more=()):

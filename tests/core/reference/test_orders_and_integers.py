@@ -3,6 +3,9 @@ scale, against NumPy."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,13 +31,13 @@ def run(device, outputs, **leaves):
 def first_wins(x, descending):
     """Indices in the promised order, NaN the largest, by sorting pairs in Python."""
 
-    def key(i, row):
+    def key(i: int, row: np.ndarray) -> tuple[bool, float, int]:
         value = float(row[i]) if row.dtype.kind not in "iub" else int(row[i])
         is_nan = value != value
         size = 0.0 if is_nan else value
         return (not is_nan, -size, i) if descending else (is_nan, size, i)
 
-    rows = [sorted(range(x.shape[-1]), key=lambda i, row=row: key(i, row)) for row in x.reshape(-1, x.shape[-1])]
+    rows = [sorted(range(x.shape[-1]), key=partial(key, row=row)) for row in x.reshape(-1, x.shape[-1])]
     return np.array(rows, np.int64).reshape(x.shape)
 
 
@@ -69,7 +72,10 @@ def test_the_lower_index_comes_first_among_equals(device, dtype):
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_are_exact_to_the_ends_of_their_range(device, dtype):
     """Sums are i64 and wrap around as in NumPy; Python's own integers say what that is."""
-    for seed, (shape, axis) in enumerate((((1,), 0), ((33,), 0), ((4, 257), 1), ((257, 4), 0), ((3, 5, 7), (0, 2)))):
+    reduced: list[tuple[tuple[int, ...], Any]] = [
+        ((1,), 0), ((33,), 0), ((4, 257), 1), ((257, 4), 0), ((3, 5, 7), (0, 2)),
+    ]  # fmt: skip
+    for seed, (shape, axis) in enumerate(reduced):
         x = ow.input("x", shape, dtype)
         values = alike(dtype, shape, seed)
         if dtype == "i64" and seed % 2:

@@ -49,8 +49,8 @@ class Cases(nn.Module):
 def test_results_are_rounded_once(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     x, y = ((torch.rand(2, 4, 1000) * 900 + 100).to(dtype)).unbind()
-    given = x, y, (torch.rand(4, 1000) * 8 - 4).to(dtype), (torch.rand(10_000) * 900 + 100).to(dtype)
-    given = *given, torch.full((4, 1000), -40000.0, dtype=dtype)
+    signed, long = (torch.rand(4, 1000) * 8 - 4).to(dtype), (torch.rand(10_000) * 900 + 100).to(dtype)
+    given = x, y, signed, long, torch.full((4, 1000), -40000.0, dtype=dtype)
     module = Cases()
     truth = module(*[t.double() for t in given])
     exported = torch.export.export(module, given)

@@ -126,7 +126,7 @@ def _gemm(
     if c is not None:  # in the scale of the product
         total = total + c
     each = b_scale.astype(f32) if b_scale.size > 1 else _number(b_scale).astype(f32)
-    factor = _number(a_scale).astype(f32) * each * call.get("alpha", 1.0)
+    factor: Tensor = _number(a_scale).astype(f32) * each * float(call.get("alpha", 1.0))
     if y_scale is None:
         return total.astype(f32) * factor
     zero = ow.constant(0, a.dtype) if y_zero is None else _number(y_zero)
@@ -152,7 +152,7 @@ def _embed_layer_norm(
     half = len(scales_and_zeros) // 2
     if half != 5:
         raise ShapeError(f"five scales and five zero points are needed, not {len(scales_and_zeros)} inputs for them")
-    tables = []
+    tables: list[Tensor | None] = []
     for x, scale, zero in zip(
         (words, positions, kinds, gamma, beta), scales_and_zeros[:half], scales_and_zeros[half:], strict=True
     ):
