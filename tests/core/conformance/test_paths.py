@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from opweave.conformance.cases import CASES
+from opweave.conformance.cases.long_operands import LONG_CASES
+from opweave.conformance.check import run_case
 from opweave.conformance.levels import paths
 from opweave.conformance.suite import Suite
 from opweave.contract import NEVER, Backend, Kind, Limit, Stream, Tunable
@@ -184,3 +186,31 @@ def test_the_row_that_was_cut_between_threads_would_be_found(monkeypatch):
     monkeypatch.setattr("opweave_cpu.jit.rows.walk_over", all_divisible)
     found = checked(CpuDevice(), "path-compiled_work-1", monkeypatch, *ops)
     assert found["path-compiled_work-1"].startswith("failed: with compiled_work=1, the other limits as they are, ")
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "cumsum"])
+def test_long_operands_find_that_row_without_any_limit(op, monkeypatch):
+    pytest.importorskip("llvmlite", reason="nothing is compiled")
+    pytest.importorskip("opweave_cpu.jit.walk")
+    from opweave_cpu.device import CpuDevice
+    from opweave_cpu.jit import rows
+    from opweave_cpu.threads import THREADS
+
+    monkeypatch.setattr(THREADS, "default", 2)
+    real = rows.walk_over
+    mine = [case for case in LONG_CASES if case.op == op and case.operands[0].shape[-1] > 1 << 14]
+    assert [run_case(CpuDevice(), case).status for case in mine] == ["passed"] * len(mine)
+
+    def all_divisible(*args, rows=False):
+        found = real(*args, rows=rows)
+        return found._replace(divisible=len(found.lengths))
+
+    monkeypatch.setattr(rows, "walk_over", all_divisible)
+    assert "failed" in [run_case(CpuDevice(), case).status for case in mine]
+
+
+def test_long_operands_are_beside_the_others():
+    assert len({case.id for case in LONG_CASES}) == len(LONG_CASES)
+    assert not {case.id for case in LONG_CASES} & {case.id for case in CASES}
+    for case in LONG_CASES:
+        assert case.build(*case.tensors()).root.name == case.op, case.id

@@ -30,17 +30,17 @@ def cases() -> Iterator[Case]:
                 tag = f"axis{axis}-{ORDERS[descending]}"
                 yield case("argsort", x, axis=axis, descending=descending, tag=tag)
             for k in sorted({1, (shape[axis] + 1) // 2, shape[axis]}):
-                yield case("top_k", x, build=_where, k=k, axis=axis, tag=f"axis{axis}-k{k}")
+                yield case("top_k", x, build=where, k=k, axis=axis, tag=f"axis{axis}-k{k}")
         for layout in LAYOUTS:
             x = Operand((9, 17), dtype, layout)
             yield case("argsort", x, axis=1)
-            yield case("top_k", x, build=_where, k=4)
+            yield case("top_k", x, build=where, k=4)
         yield from _alike(dtype)
     for dtype in FLOATS:
         x = Operand((9, 40), dtype, values="special")
         for descending in (False, True):
             yield case("argsort", x, descending=descending, tag=ORDERS[descending])
-        yield case("top_k", x, build=_where, k=20)
+        yield case("top_k", x, build=where, k=20)
     for descending in (False, True):  # random f32 are distinct: their order is one
         yield case(
             "argsort", Operand((3, 129)), descending=descending, stable=False, tag=f"unstable-{ORDERS[descending]}"
@@ -55,14 +55,14 @@ def _alike(dtype: str) -> Iterator[Case]:
         for descending in (False, True):
             yield case("argsort", x, descending=descending, tag=ORDERS[descending])
         for k in (1, 9, shape[-1] // 2):
-            yield case("top_k", x, build=_where, k=k, tag=f"k{k}")
+            yield case("top_k", x, build=where, k=k, tag=f"k{k}")
         yield case("argmax", x, axis=-1)
     same = Operand((1025, 2), dtype, "broadcast")
     for descending in (False, True):
         yield case("argsort", same, axis=0, descending=descending, tag=ORDERS[descending])
-    yield case("top_k", same, build=_where, k=300, axis=0)
+    yield case("top_k", same, build=where, k=300, axis=0)
     yield case("argmax", same, axis=0)
 
 
-def _where(x: Tensor, k: int, axis: int = -1) -> Tensor:
+def where(x: Tensor, k: int, axis: int = -1) -> Tensor:
     return ops.top_k(x, k, axis)[1]

@@ -1,4 +1,4 @@
-"""Level 2: every case, whether listed kernels run at all, and tensors without elements."""
+"""Level 2: every case, long operands, whether listed kernels run at all, and tensors without elements."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from opweave import ops
 from opweave.conformance.case import Case
 from opweave.conformance.cases import CASES, cases_for
+from opweave.conformance.cases.long_operands import LONG_CASES
 from opweave.conformance.check import run_case
 from opweave.conformance.checklist import Check, Checklist, Subject, expect, inapplicable
 from opweave.conformance.result import Result
@@ -143,4 +144,5 @@ CHECKS: Final = (
     *empty.checks,
     *(_of_nothing(name, build) for name, build in EMPTY.items()),
     *map(_check_of, CASES),
+    *map(_check_of, LONG_CASES),
 )
