@@ -214,6 +214,14 @@ def test_ill_conditioned_graphs_allow_what_they_have_to_and_no_more():
     assert differences(-lost[0] - 1, lost) != ""
 
 
+def test_results_below_the_normal_numbers_of_f16_may_be_rounded_to_the_next_one():
+    x = np.full(100_000, 0.5, np.float16)
+    samples = samples_of(lambda x: ow.softmax(x), x=x)  # 1e-5, where f16 has steps of 6e-8
+    step = np.finfo(np.float16).smallest_subnormal
+    assert differences(samples[0] + step, samples) == ""
+    assert differences(samples[0] * 2, samples) != ""
+
+
 def test_exact_operations_allow_no_error():
     x = np.arange(8, dtype=np.float32)
     samples = samples_of(lambda x: ow.flip(x, 0), x=x)

@@ -152,7 +152,9 @@ def _moved(value: Array, limit: float, i: int, rng: np.random.Generator) -> Arra
     signs: Any = {1: 1.0, 2: -1.0}.get(i)
     if signs is None:
         signs = rng.choice((-1.0, 1.0), wide.shape)
-    return np.where(finite, wide + signs * limit * (np.abs(wide) + power), wide).astype(value.dtype)
+    # Below its smallest normal number f16 has fewer digits than the limit says: at least one step between numbers.
+    least = float(np.finfo(np.float16).smallest_subnormal) if value.dtype == np.float16 else 0.0
+    return np.where(finite, wide + signs * np.maximum(limit * (np.abs(wide) + power), least), wide).astype(value.dtype)
 
 
 # --- judging --------------------------------------------------------------------------------------------------------
