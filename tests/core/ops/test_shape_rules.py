@@ -61,3 +61,10 @@ def test_roll_takes_one_shift_within_each_axis(shifts):
     assert node(find_op("roll"), (x,), {"shifts": (1, 0)}).shape == (2, 1)
     with pytest.raises(ow.ShapeError, match=r"one number 0 \.\. n - 1 for each axis"):
         node(find_op("roll"), (x,), {"shifts": shifts})
+
+
+@pytest.mark.parametrize(("shape", "mode"), [((1, 1), "reflect"), ((1, 5), "wrap"), ((0, 5), "edge")])
+def test_pad_takes_no_wider_frame_than_there_are_elements_for(shape, mode):
+    x = ow.input("x", shape)
+    with pytest.raises(ow.ShapeError, match="has elements for a frame of"):
+        node(find_op("pad"), (x,), {"widths": ((2, 0), (0, 0)), "mode": mode, "value": 0.0})

@@ -215,9 +215,21 @@ def _pad(x: Array, *, widths: Widths, mode: PadMode, value: float) -> Array:
     return np.pad(x, widths, mode)
 
 
+def _pad_infer(x: Tensor, *, widths: Widths, mode: str, value: Any) -> tuple[Shape, DType]:
+    for axis, (n, pair) in enumerate(zip(x.shape, widths, strict=True)):
+        widest = max(pair)
+        most = {"constant": widest, "edge": widest if n else 0, "reflect": max(n - 1, 0), "wrap": n}[mode]
+        if widest > most:
+            raise ShapeError(
+                f"pad: axis {axis} of length {n} has elements for a frame of {most} by {mode!r}, not of {widest}; "
+                f"the operand is {x.describe()}"
+            )
+    return tuple([sum(w) + n for n, w in zip(x.shape, widths, strict=True)]), x.dtype
+
+
 PAD = OpDef(
     "pad",
-    infer=lambda x, *, widths, **fill: (tuple([sum(w) + n for n, w in zip(x.shape, widths, strict=True)]), x.dtype),
+    infer=_pad_infer,
     reference=_pad,
     formula="y[b : b + n] = x along each axis; value, the edge, the mirrored or the opposite elements around it",
     exact=True,
@@ -247,14 +259,6 @@ def pad(x: Any, widths: Any, mode: PadMode = "constant", value: float = 0) -> Te
         raise UnknownNameError("mode of pad", str(mode), get_args(PadMode))
     pairs = _widths(widths, x)
     fill = as_fill("pad", value, x.dtype) if mode == "constant" else 0
-    for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):
-        widest = max(pair)
-        most = {"constant": widest, "edge": widest if n else 0, "reflect": max(n - 1, 0), "wrap": n}[mode]
-        if widest > most:
-            raise ShapeError(
-                f"pad: axis {axis} of length {n} has elements for a frame of {most} by {mode!r}, not of {widest}; "
-                f"the operand is {x.describe()}"
-            )
     return node(PAD, (x,), {"widths": pairs, "mode": mode, "value": fill}) if any(map(any, pairs)) else x
 
 
