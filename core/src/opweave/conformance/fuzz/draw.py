@@ -433,7 +433,8 @@ def resized(graph: Drawn, lengths: Mapping[int, int]) -> Drawn | None:
     for entry in graph.entries:
         if isinstance(entry, LeafEntry):
             shape = tuple([lengths.get(n, n) for n in entry.shape])
-            entries.append(entry._replace(shape=shape, high=lengths.get(entry.high, entry.high)))
+            high = min(entry.high, lengths.get(entry.high, entry.high))  # ids of other runs have to fit too
+            entries.append(entry._replace(shape=shape, high=high))
         else:
             named = {name: _replaced(value, lengths) if name in SIZES else value for name, value in entry.attrs.items()}
             entries.append(entry._replace(attrs=named))
