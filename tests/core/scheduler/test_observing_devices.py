@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from opweave.graph.opdef import find_op
+from opweave.graph.tensor import node
 from opweave.host.device import HostDevice
 from tests.support.devices import Separate
 from tests.support.real_devices import real_device
@@ -236,3 +238,15 @@ def test_a_concat_whose_pieces_come_from_another_device_is_shown():
             got = program.run(x_concat_shown=value)
     assert set(seen) == {*pieces, out}
     np.testing.assert_array_equal(seen[out], got)
+
+
+def test_pieces_of_another_type_are_not_copied_to_their_places_in_a_concat():
+    """As in a saved graph; builders convert them. A copy moves bytes and converts nothing."""
+    one, host = Separate("typed_pieces"), HostDevice()
+    x, y = ow.input("x_concat_typed", (2, 3)), ow.input("y_concat_typed", (2, 3), "f16")
+    out = node(find_op("concat"), (ow.neg(x), y), {"axis": 0})
+    value = np.arange(6, dtype=np.float32).reshape(2, 3) - 3
+    with ow.Scheduler([one, host]) as scheduler:
+        program = scheduler.build(out, pins={ow.neg(x): one, y: one, out: host})
+        got = program.run({x: value, y: value.astype(np.float16)})
+    np.testing.assert_array_equal(got, np.concatenate([-value, value]))

@@ -283,11 +283,14 @@ class _Partitioner:
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
-        other memory, none twice, the places are dense or written by the host, and nobody places or observes it."""
+        other memory, none twice, all are of its type, the places are dense or written by the host, and nobody places or
+        observes it."""
         if not target.buffer_type.is_host and prod(node.shape[: node.attrs["axis"]]) > 1:
             return False  # the places have gaps
         if node in self.placed or node in self.observed or len({*node.srcs}) < len(node.srcs):
             return False
+        if any(source.dtype is not node.dtype for source in node.srcs):
+            return False  # a copy converts nothing
         roots = [source.root for source in node.srcs]
         return all(root.memory not in self.prepared for root in roots) and not all(
             self.storages.reaches(target, self.storages.home_of(root, target)) for root in roots
