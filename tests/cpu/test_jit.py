@@ -568,7 +568,8 @@ def test_functions_that_no_program_uses_give_their_memory_back(n):
         for chain in chains:
             with ow.Scheduler(device) as scheduler:
                 scheduler.build(chain_of_its_own(chain, n)).run(x=values)
-        assert here.loaded >= before + len(chains)  # the device keeps the latest
+        # The device keeps the latest. (Functions of other tests may go at any time.)
+        assert len(device._artefacts) >= len(chains)
         device._artefacts.clear()
         gc.collect()
         # What is given back goes in sets; those of the first and the latest function stay whole.

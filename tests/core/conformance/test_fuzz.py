@@ -155,7 +155,9 @@ def test_a_correct_device_raises_no_alarm(faulty):
     assert search.nodes > 1500
     assert not search.refused or max(search.refused.values()) < 100
     # Nearly all operations are drawn, and run where they should.
-    assert set(search.never_drawn()) <= {"custom", "recompute"} | set(search.never_drawn()[:3])
+    # Operations that front ends define, which another test may have loaded, have no samples.
+    never = [op for op in search.never_drawn() if "." not in op]
+    assert set(never) <= {"custom", "recompute"} | set(never[:3])
     assert len({op for op, device in search.reached if device == "faulty"}) > 120
 
 

@@ -361,7 +361,7 @@ def test_elementwise_definitions_say_what_may_be_overwritten():
 
 def test_every_public_builder_is_in_the_table_or_made_of_it():
     made_of_others = {
-        "add_relative_positions", "bernoulli", "col2im1d", "cross_entropy", "diag", "expand_dims", "flatten",
+        "add_relative_positions", "bernoulli", "col2im1d", "cross_entropy", "dft", "diag", "expand_dims", "flatten",
         "gated_delta_rule", "gated_linear_attention", "greater", "greater_equal", "hyper_connection_post",
         "hyper_connection_pre", "mse_loss", "outer", "relative_positions", "repeat", "rwkv6", "rwkv7", "split",
         "squeeze", "swapaxes", "tile", "window_partition", "window_unpartition",
