@@ -193,11 +193,11 @@ def test_long_operands_find_that_row_without_any_limit(op, monkeypatch):
     pytest.importorskip("llvmlite", reason="nothing is compiled")
     pytest.importorskip("opweave_cpu.jit.walk")
     from opweave_cpu.device import CpuDevice
-    from opweave_cpu.jit import rows
+    from opweave_cpu.jit import rows, walk
     from opweave_cpu.threads import THREADS
 
     monkeypatch.setattr(THREADS, "default", 2)
-    real = rows.walk_over
+    real = walk.walk_over
     mine = [case for case in LONG_CASES if case.op == op and case.operands[0].shape[-1] > 1 << 14]
     assert [run_case(CpuDevice(), case).status for case in mine] == ["passed"] * len(mine)
 
