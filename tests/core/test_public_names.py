@@ -39,8 +39,8 @@ NAMES = """
 CONTRACT_NAMES = """
     HOST_SPACE NEVER
     Arg Backend Buffer BufferType Call Caps CollectiveSupport Collectives Device DeviceProps Event Features Group Kind
-    Launch Limit MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream Structure
-    Tunable Usage WorkerStream
+    Launch Limit Limits MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream
+    Structure Tunable Usage WorkerStream
     first_equals flat_rows mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905
 

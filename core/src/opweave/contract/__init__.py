@@ -21,12 +21,13 @@ from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Single, Step, first_equals
 from opweave.contract.stream import Stream
 from opweave.contract.stream_hooks import Launch, Range
-from opweave.contract.tunable import NEVER, Limit, Tunable
+from opweave.contract.tunable import NEVER, Limit, Limits, Tunable
 from opweave.contract.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE", "NEVER", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport", "Collectives",
-    "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "Limit", "MemorySpace", "MultiBuffer",
-    "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError", "Stream", "Structure",
-    "Tunable", "Usage", "WorkerStream", "first_equals", "flat_rows", "mapped", "pointwise_groups", "structure_of",
+    "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "Limit", "Limits", "MemorySpace",
+    "MultiBuffer", "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError", "Stream",
+    "Structure", "Tunable", "Usage", "WorkerStream", "first_equals", "flat_rows", "mapped", "pointwise_groups",
+    "structure_of",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 from opweave.errors import PluginError
 from opweave.graph.tensor import Tensor
 
-__all__ = ["NEVER", "Limit", "Tunable"]
+__all__ = ["NEVER", "Limit", "Limits", "Tunable"]
 
 NEVER: Final = 1 << 62
 """A value that no size reaches."""
@@ -97,6 +97,29 @@ class Limit:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}={self._value}>"
+
+
+class Limits:
+    """The limits of a plugin's kernels, collected where each is declared, beside its kernel::
+
+        limit = Limits()
+        LONGEST_ROW = limit("longest_row", 1 << 13, 64, 1 << 13)
+
+    `Device.limits` lists those of all modules that were imported: ``(*self.tunables, *limit)``.
+    """
+
+    def __init__(self) -> None:
+        self._declared: Final[list[Limit]] = []
+
+    def __call__(
+        self, name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)
+    ) -> Limit:
+        """A new limit; arguments and errors as of `Limit`."""
+        self._declared.append(Limit(name, default, smallest, largest, bounds=bounds))
+        return self._declared[-1]
+
+    def __iter__(self) -> Iterator[Limit]:
+        return iter(self._declared)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels import KERNELS
 from opweave_cpu.node_memory import NodeType, memory_nodes
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED, limits
+from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED, limit
 
 __all__ = ["CpuDevice", "IsolatedCpuDevice"]
 
@@ -62,7 +62,7 @@ class _Processor(NumPyMemory):
         """The limits of all kernels, and the tunables."""
         if why_not() is None:
             import_kernels("opweave_cpu.jit")
-        return (*self.tunables, *limits())
+        return (*self.tunables, *limit)
 
     @property
     def caps(self) -> Caps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from opweave.contract import NEVER, Limit, Tunable
+from opweave.contract import NEVER, Limits, Tunable
 from opweave.graph.opdef import build
 from opweave.graph.tensor import Tensor
 from opweave.ops.samples import operand, weight
@@ -19,22 +19,12 @@ __all__ = [
     "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
     "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "PREFETCHED", "SHARED_TILE", "SMALL_PRODUCT", "SPREAD", "SPREAD_PASS",
     "SPREAD_WORK", "TILE", "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
-    "limit", "limits",
+    "limit",
 ]  # fmt: skip
 
 
-_LIMITS: Final[list[Limit]] = []
-
-
-def limit(name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)) -> Limit:
-    """A limit of a kernel of this plugin; arguments as of `Limit`."""
-    _LIMITS.append(Limit(name, default, smallest, largest, bounds=bounds))
-    return _LIMITS[-1]
-
-
-def limits() -> Sequence[Limit]:
-    """The limits of all kernels that were imported."""
-    return tuple(_LIMITS)
+limit: Final = Limits()
+"""Declares the other numbers, beside their kernels."""
 
 
 def _powers(first: int, last: int, step: int = 1) -> list[int]:

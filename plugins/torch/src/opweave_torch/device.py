@@ -17,7 +17,7 @@ from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import kernels_for_cpu
 from opweave_torch.options import Options
 from opweave_torch.packed import packed_types
-from opweave_torch.tunables import TUNABLES, limits
+from opweave_torch.tunables import TUNABLES, limit
 
 __all__ = ["TorchCpuDevice", "cpu_features", "is_worth_a_switch"]
 
@@ -63,7 +63,7 @@ class TorchCpuDevice(HostMemory):
     @property
     def limits(self) -> Sequence[Limit]:
         """The limits of all kernels, and the tunables."""
-        return (*self.tunables, *limits())
+        return (*self.tunables, *limit)
 
     def features(self) -> Mapping[str, Any]:
         """torch's version, the capability level and threads of its kernels, and its libraries."""

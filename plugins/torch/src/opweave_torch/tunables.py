@@ -3,29 +3,18 @@ own are measured by `opweave profile`; the others stand beside their kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from opweave.contract import NEVER, Limit, Tunable
+from opweave.contract import Limits, Tunable
 from opweave.graph.tensor import Tensor
 from opweave.ops.attention import attention
 from opweave.ops.samples import operand
 
-__all__ = ["CALL_SCORES", "TUNABLES", "limit", "limits"]
+__all__ = ["CALL_SCORES", "TUNABLES", "limit"]
 
 
-_LIMITS: Final[list[Limit]] = []
-
-
-def limit(name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)) -> Limit:
-    """A limit of a kernel of this plugin; arguments as of `Limit`."""
-    _LIMITS.append(Limit(name, default, smallest, largest, bounds=bounds))
-    return _LIMITS[-1]
-
-
-def limits() -> Sequence[Limit]:
-    """The limits of all kernels that were imported."""
-    return tuple(_LIMITS)
+limit: Final = Limits()
+"""Declares the other numbers, beside their kernels."""
 
 
 def _attention() -> list[Tensor]:
