@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's own documentation calls it
 
 import opweave as ow
-from opweave import training
+import opweave_training as training
 from opweave.host.cores import usable_cores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 
 import opweave as ow
 import opweave_onnx
-from opweave import training
+import opweave_training as training
 from opweave.tracing import TraceEvent
 
 PICTURES: Final = Path(__file__).with_name("pictures")

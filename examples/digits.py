@@ -29,7 +29,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 import opweave as ow
-from opweave import training
+import opweave_training as training
 
 Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import opweave as ow
-from opweave import training
+import opweave_training as training
 
 Array = np.ndarray[Any, Any]
 

@@ -80,3 +80,8 @@ def test_every_public_function_and_class_is_documented():
         value = getattr(opweave, name)
         if callable(value):
             assert value.__doc__, name
+
+
+def test_what_became_a_package_of_its_own_is_named():
+    with pytest.raises(AttributeError, match=r"opweave\.training is opweave_training now: pip install .*training"):
+        _ = opweave.training

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import opweave_training as training
 from benchmarks.training import torch_transformer
 from examples import digits, text
-from opweave import training
 
 SMALL = text.Size(layers=1, width=32, heads=2, context=16)
 STEPS, BATCH = 40, 16

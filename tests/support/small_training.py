@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import opweave as ow
-from opweave.training import AdamW, Trainer
+from opweave_training import AdamW, Trainer
 
 _RNG = np.random.default_rng(3)
 X = _RNG.standard_normal((96, 6)).astype(np.float32)

@@ -11,6 +11,7 @@ from opweave.names import *
 from opweave.ops import *
 
 if TYPE_CHECKING:
+    from opweave.backward import gradients as gradients
     from opweave.combined.device import combine as combine
     from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.tools.tune import tune as tune
-    from opweave.training.backward import gradients as gradients
     from opweave.warning import OpweaveWarning as OpweaveWarning
     from opweave.whatif.simulate import simulate as simulate
 
@@ -45,13 +45,18 @@ _LATER = {
     "compile": "opweave.function",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
-    "gradients": "opweave.training.backward",
+    "gradients": "opweave.backward",
     "measure_steps": "opweave.tools.measure_steps",
     "profile": "opweave.cost.store",
     "profile_run": "opweave.tools.profile_run",
     "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",
     "tune": "opweave.tools.tune",
+}
+
+# What has become a package of its own, by the name that it had here; the distribution is named like the module.
+_MOVED = {
+    "training": "opweave_training",
 }
 
 
@@ -62,6 +67,10 @@ if not TYPE_CHECKING:  # see opweave.ops
 
 
 def __getattr__(name: str) -> Any:
+    if home := _MOVED.get(name):
+        from opweave.packages import pip_install
+
+        raise AttributeError(f"opweave.{name} is {home} now: {pip_install(home.partition('.')[0].replace('_', '-'))}")
     if name not in _LATER:
         raise AttributeError(f"module 'opweave' has no attribute {name!r}")
     from importlib import import_module

@@ -12,7 +12,7 @@ import pytest
 
 import opweave as ow
 from opweave.combined.device import CombinedDevice
-from opweave.training import AdamW, Trainer
+from opweave_training import AdamW, Trainer
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member, Separate
 from tests.support.integer_mlp import UP, VALUE, WANT, mlp

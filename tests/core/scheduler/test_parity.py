@@ -17,7 +17,7 @@ import pytest
 import opweave as ow
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
-from opweave.training import SGD, AdamW
+from opweave_training import SGD, AdamW
 from tests.support.devices import Plain, Separate
 
 F = np.float32

@@ -9,7 +9,7 @@ import pytest
 
 import opweave as ow
 from opweave.tools.copy_graph import copy_graph
-from opweave.training.checkpoint import restore, write_checkpoint
+from opweave_training.checkpoint import restore, write_checkpoint
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member
 

@@ -58,7 +58,7 @@ def some(op: str) -> Iterator[Case]:
 
 def _gradients(case: Case, tensors: tuple[Tensor, ...], rng: np.random.Generator) -> tuple[Tensor, ...]:
     """The gradients of all leaves of floats, for a random gradient of the result; none if it is not of floats."""
-    from opweave.training.backward import gradients
+    from opweave.backward import gradients
 
     out = case.build(*tensors)
     leaves = [t.memory for t in tensors if t.dtype.is_float and t.memory in Graph(out).leaves]

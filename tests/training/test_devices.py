@@ -9,8 +9,8 @@ import pytest
 
 import opweave as ow
 from opweave.graph.opdef import OPS
-from opweave.training import SGD, AdamW, LossScale, Trainer
 from opweave_opencl import OpenCLBackend
+from opweave_training import SGD, AdamW, LossScale, Trainer
 from tests.support.devices import Separate
 from tests.support.small_training import DATA, FIRST, network, parameters, trainer
 

@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional
 
 import opweave as ow
-from opweave import training
-from opweave.training import SGD, Dataset, LossScale, Trainer
+import opweave_training as training
+from opweave_training import SGD, Dataset, LossScale, Trainer
 from tests.support.small_training import DATA, FIRST, X, Y, parameters, trainer
 
 RNG = np.random.default_rng(7)
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def values(made):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from opweave.errors import SchedulerError
-from opweave.training.metrics import Epoch, Metrics
+from opweave_training.metrics import Epoch, Metrics
 
 __all__ = ["curves"]
 

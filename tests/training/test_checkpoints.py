@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.training import AdamW, LossScale, Trainer
+from opweave_training import AdamW, LossScale, Trainer
 from tests.support.small_training import DATA, X, Y, network, parameters, trainer
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def values(made):

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from opweave import ops
+from opweave.backward import gradients
 from opweave.errors import SchedulerError, ShapeError
 from opweave.graph.dtypes import as_dtype, i64, wide_type
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor, input
 from opweave.leaves import state
 from opweave.ops.movement import after
-from opweave.training.backward import gradients
-from opweave.training.data import Batch
-from opweave.training.optimizers import LossScale, Optimizer, all_finite, clip_by_norm
+from opweave_training.data import Batch
+from opweave_training.optimizers import LossScale, Optimizer, all_finite, clip_by_norm
 
 __all__ = ["Built", "Loss", "StepGraphs"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import opweave as ow
 from opweave.graph.graph import Graph
-from opweave.training import AdamW, Trainer
+from opweave_training import AdamW, Trainer
 
 RNG = np.random.default_rng(8)
 WIDTH, LAYERS = 32, 6

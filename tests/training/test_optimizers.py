@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.training import SGD, AdamW, LossScale, clip_by_norm
+from opweave_training import SGD, AdamW, LossScale, clip_by_norm
 
 RNG = np.random.default_rng(21)
 SHAPES = {"w": (4, 3), "b": (4,), "s": ()}
@@ -242,7 +242,7 @@ def test_scheduled_options_are_torchs(kind, device, dtype):
 
 
 def test_scheduled_options_are_fed_by_the_trainer_and_known_to_checkpoints(tmp_path):
-    from opweave.training import Trainer
+    from opweave_training import Trainer
     from tests.support.small_training import DATA, network, parameters
 
     def made(decay):

@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from threading import get_ident
 from typing import IO, Any, Final
 
 import numpy as np
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
-from opweave.errors import CheckpointError, Unavailable
+from opweave.errors import CheckpointError
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
-from opweave.packages import pip_install
 
 __all__ = ["check_writable", "restore", "write_checkpoint"]
 
@@ -27,15 +27,6 @@ _NAMES: Final = {
     "u8": "U8", "bool": "BOOL",
 }  # fmt: skip
 """dtypes as the format calls them."""
-
-
-def _library(name: str = "safetensors") -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise Unavailable(
-            f"checkpoints need the package safetensors: {error}", remedy=pip_install("opweave[training]")
-        ) from None
 
 
 def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -49,14 +40,12 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
 
     Raises:
         CheckpointError: the file cannot be written.
-        Unavailable: the package safetensors is not installed.
     """
-    library = _library("safetensors.numpy")
     target = Path(path)
     arrays = {name: read_leaf(tensor) for name, tensor in states.items()}
     text = json.dumps(dict(facts))
     checksum = _checksum(text, {name: array.tobytes() for name, array in arrays.items()})
-    data = library.save(arrays, {"opweave": text, "checksum": checksum})
+    data = save(arrays, {"opweave": text, "checksum": checksum})
     try:
         with _in_place_of(target) as file:
             file.write(data)
@@ -67,7 +56,6 @@ def write_checkpoint(path: str | os.PathLike[str], states: Mapping[str, Tensor],
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise what `write_checkpoint` would for want of the package, or of a folder to write to."""
-    _library()
     target = Path(path)
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         why = "it is a folder" if target.is_dir() else "its folder is missing, or may not be written to"
@@ -131,12 +119,10 @@ def restore(
 
     Raises:
         CheckpointError: the file is missing, damaged, or of another training.
-        Unavailable: the package safetensors is not installed.
     """
-    library = _library()
     try:
         data = Path(path).read_bytes()
-        found = dict(library.deserialize(data))
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         facts: dict[str, Any] = json.loads(metadata["opweave"])
@@ -144,7 +130,7 @@ def restore(
             raise ValueError("its contents do not have their checksum")
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-    except (library.SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no complete checkpoint: {type(error).__name__}: {error}") from error
     known = {**states, **(sums or {})}
     if extra := sorted(found.keys() - known):

@@ -22,13 +22,13 @@ from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.ops.operands import is_number
 from opweave.scheduler import Program, Scheduler
-from opweave.training.checkpoint import check_writable, restore, write_checkpoint
-from opweave.training.data import Batch, Dataset
-from opweave.training.metrics import Epoch, Metrics, Tally, since_best
-from opweave.training.optimizers import LossScale, Optimizer
-from opweave.training.schedules import SAMPLED, Schedule, as_count, as_schedule
-from opweave.training.step import Loss, StepGraphs
 from opweave.warning import OpweaveWarning
+from opweave_training.checkpoint import check_writable, restore, write_checkpoint
+from opweave_training.data import Batch, Dataset
+from opweave_training.metrics import Epoch, Metrics, Tally, since_best
+from opweave_training.optimizers import LossScale, Optimizer
+from opweave_training.schedules import SAMPLED, Schedule, as_count, as_schedule
+from opweave_training.step import Loss, StepGraphs
 
 __all__ = ["Trainer"]
 

@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor, constant, input
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
 from opweave.ops.operands import as_number
-from opweave.training.schedules import SAMPLED, Schedule, as_rate
+from opweave_training.schedules import SAMPLED, Schedule, as_rate
 
 __all__ = ["SGD", "AdamW", "LossScale", "Optimizer", "all_finite", "clip_by_norm"]
 
