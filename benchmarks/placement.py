@@ -7,9 +7,9 @@ their parts are fastest on different devices, and in the third, of branches, two
 (``parallel=True``) on a core each.
 
 - *best alone*: the fastest device that runs the whole graph alone. *by cost*, *tuned*: the time over it of
-  ``placement="cost"`` and of what `ow.tune` found.
+  ``placement="cost"`` and of what `opweave_cost.tune` found.
 - *rank correlation*: Spearman's, of predicted and measured seconds over 20 random placements, runs of nodes on random
-  devices; by the profiles and the steps that `ow.measure_steps` has measured, and after tuning.
+  devices; by the profiles and the steps that `opweave_cost.measure_steps` has measured, and after tuning.
 - *what-if*: predicted seconds on simulated devices like the real ones, as of ``opweave what-if``, which measures the
   graph's steps, over those of a run: on each device alone, with weights in shards over two CPU devices, and on a CPU
   device of another process.
@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 
 import opweave as ow
-from opweave.tools.measure_steps import measure_nodes
+import opweave_cost
+from opweave_cost.step_times import measure_nodes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
@@ -105,7 +106,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         os.environ["OPWEAVE_PROFILE_CACHE"] = folder
         for device in found:
-            ow.profile(device)
+            opweave_cost.profile(device)
         for graph, make in {**PLACED, **MIXED}.items():
             _measure(graph, make(), found, samples, report)
         _divided(separate_branches(2 if given.quick else 8), samples, report)
@@ -125,7 +126,7 @@ def _measure(graph: str, built: Any, found: list[ow.Device], samples: int, repor
         pins = [random_pins(scheduler, built.output, rng) for _ in range(RANDOM)]
         predicted = [scheduler.partition(built.output, pins=p).predicted.seconds for p in pins]
         programs = {"by cost": by_cost.build(built.output)}
-        tuning = ow.tune(scheduler, built.output, built.feeds)
+        tuning = opweave_cost.tune(scheduler, built.output, built.feeds)
         programs["tuned"] = scheduler.build(built.output, pins=tuning.pins)
         again = [scheduler.partition(built.output, pins=p).predicted.seconds for p in pins]
         placed = {str(i): scheduler.build(built.output, pins=p) for i, p in enumerate(pins)}
@@ -167,8 +168,8 @@ def _what_if(graph: str, built: Any, found: list[ow.Device], samples: int, repor
     """Predictions for simulated devices like these, over what a run takes."""
     programs = _alone(built, found)
     for name in programs:
-        ow.measure_steps(built.output, name)
-    likes = {name: ow.simulate(f"like {name}", like=name) for name in programs}
+        opweave_cost.measure_steps(built.output, name)
+    likes = {name: opweave_cost.simulate(f"like {name}", like=name) for name in programs}
     guesses = {name: ow.Scheduler(like).partition(built.output).predicted.seconds for name, like in likes.items()}
     _agree(graph, guesses, _seconds(built, programs, samples), report)
 
@@ -185,7 +186,7 @@ def _divided(built: Any, samples: int, report: Report) -> None:
     """Branches over two CPU devices that work at once, each on a core of its own."""
     names = ["cpu:0", "cpu:1"]
     for name in names:
-        ow.measure_steps(built.output, name, threads=1)
+        opweave_cost.measure_steps(built.output, name, threads=1)
     streams = [ow.device(name).open(worker=True, threads=1) for name in names]
     for stream, core in zip(streams, sorted(os.sched_getaffinity(0)), strict=False):
         # On a busy machine both threads may else stay on one core.
@@ -233,8 +234,10 @@ def _remote(samples: int, report: Report) -> None:
     try:
         for graph in ("digits net", "transformer stack"):
             built = PLACED[graph]()
-            ow.measure_steps(built.output, device)
-            guess = ow.Scheduler(ow.simulate("like it", like=device)).partition(built.output).predicted.seconds
+            opweave_cost.measure_steps(built.output, device)
+            guess = (
+                ow.Scheduler(opweave_cost.simulate("like it", like=device)).partition(built.output).predicted.seconds
+            )
             with ow.Scheduler(device) as scheduler:
                 run = partial(scheduler.build(built.output).run, built.feeds)
                 _agree(f"{graph}, remote", {device.name: guess}, least({device.name: run}, samples * 4), report)
@@ -246,7 +249,7 @@ def _over_optimum(built: Any, found: list[ow.Device], samples: int) -> float:
     """The tuned placement over the fastest of all, measured in turns."""
     devices = [device for device in found if device.name != "cpu:1"]
     with ow.Scheduler(devices) as scheduler:
-        tuned = ow.tune(scheduler, built.output, built.feeds).pins
+        tuned = opweave_cost.tune(scheduler, built.output, built.feeds).pins
         nodes = list(tuned)
         able = [[d for d in devices if scheduler.supports(d, node)] for node in nodes]
         calls: dict[str, Callable[[], Any]] = {}

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import opweave as ow
+import opweave_cost
 import opweave_remote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
@@ -186,7 +187,7 @@ def _small(report: Report, device: ow.Device, sock: socket.socket, samples: int,
 
 def _beside_ggml(report: Report, samples: int) -> None:
     """Eight products, one behind the other, on ggml's RPC server and on this one, both on the same one processor. This
-    one shows the devices that compute in `f32` there, and `ow.tune` chooses among them, as a user would."""
+    one shows the devices that compute in `f32` there, and `opweave_cost.tune` chooses among them, as a user would."""
     reason = _ggml_rpc.why_not()
     if reason:
         report.row(what=f"ggml's RPC server: {reason}")
@@ -211,7 +212,7 @@ def _beside_ggml(report: Report, samples: int) -> None:
                 node = ow.linear(node, ow.constant(w))
             their_run = _ggml_rpc.stack(address, weights, values)
             with ow.Scheduler(connection.devices) as scheduler:
-                program = scheduler.build(node, pins=ow.tune(scheduler, node, {x: values}).pins)
+                program = scheduler.build(node, pins=opweave_cost.tune(scheduler, node, {x: values}).pins)
                 np.testing.assert_allclose(their_run(), program.run({x: values}), atol=1e-4)
                 timed = interleaved({"ours": partial(program.run, x=values), "ggml": their_run}, samples)
                 chosen = program.splits[0].target.device.name.partition("/")[2]
@@ -285,9 +286,9 @@ def _what_if(report: Report, samples: int) -> None:
         guesses: dict[str, float] = {}
         calls: dict[str, Callable[[], Any]] = {}
         for device in (far, here):
-            ow.profile(device, refresh=True)
-            ow.measure_steps(y, device)
-        like_far, like_here = ow.simulate("like far", like=far), ow.simulate("like here", like=here)
+            opweave_cost.profile(device, refresh=True)
+            opweave_cost.measure_steps(y, device)
+        like_far, like_here = opweave_cost.simulate("like far", like=far), opweave_cost.simulate("like here", like=here)
         for way, local in (("there", ()), ("there, back and there", layers[2:4])):
             place = {n: (like_here, here) if layer in local else (like_far, far) for layer in layers for n in layer}
             planned = ow.Scheduler([like_far, like_here]).partition(y, {n: like for n, (like, _) in place.items()})

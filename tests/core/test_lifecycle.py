@@ -114,7 +114,7 @@ def test_in_a_child_devices_with_drivers_are_unavailable_and_their_memory_is_gon
 @needs_fork
 def test_children_are_forked_while_other_threads_hold_every_lock():
     check_script("""
-        from opweave.cost import store
+        from opweave_cost import store
         from opweave.graph import tensor
         from opweave.registry import REGISTRY as registry
         from opweave.contract import space

@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 from opweave.conformance import CASES, Case
-from opweave.cost.tunables import _measured
+from opweave_cost.tunables import _measured
 from opweave_opencl import OpenCLDevice, health, probe, subgroups
 from opweave_opencl.caching import BinaryCache
 from opweave_opencl.hooks import opweave_doctor

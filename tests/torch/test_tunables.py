@@ -5,7 +5,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Tunable
-from opweave.cost.tunables import measure_tunables
+from opweave_cost.tunables import measure_tunables
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels.encoding import _AT_ONCE
 from opweave_torch.tunables import TUNABLES

@@ -13,7 +13,6 @@ from opweave.ops import *
 if TYPE_CHECKING:
     from opweave.backward import gradients as gradients
     from opweave.combined.device import combine as combine
-    from opweave.cost.store import profile as profile
     from opweave.dlpack import from_dlpack as from_dlpack
     from opweave.formats.load import load_weights as load_weights
     from opweave.function import Function as Function
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
     from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
-    from opweave.tools.measure_steps import measure_steps as measure_steps
     from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
-    from opweave.tools.tune import tune as tune
     from opweave.warning import OpweaveWarning as OpweaveWarning
-    from opweave.whatif.simulate import simulate as simulate
 
 __version__ = "0.1.0"
 
@@ -46,17 +42,17 @@ _LATER = {
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "gradients": "opweave.backward",
-    "measure_steps": "opweave.tools.measure_steps",
-    "profile": "opweave.cost.store",
     "profile_run": "opweave.tools.profile_run",
-    "simulate": "opweave.whatif.simulate",
     "trace": "opweave.tools.trace",
-    "tune": "opweave.tools.tune",
 }
 
 # What has become a package of its own, by the name that it had here; the distribution is named like the module.
 _MOVED = {
+    "measure_steps": "opweave_cost.measure_steps",
+    "profile": "opweave_cost.profile",
+    "simulate": "opweave_cost.simulate",
     "training": "opweave_training",
+    "tune": "opweave_cost.tune",
 }
 
 

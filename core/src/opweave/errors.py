@@ -229,6 +229,14 @@ def not_pickled(what: object) -> SchedulerError:
     )
 
 
+def simulated_error(name: str) -> SchedulerError:
+    """The error for allocating memory or running steps on a simulated device of that name."""
+    return SchedulerError(
+        f"{name} is simulated: Scheduler.partition plans, explains and predicts with it, nothing can be stored "
+        "or run there; give weights as ow.Spec"
+    )
+
+
 class GradientError(OpweaveError):
     """A loss does not depend on a parameter, or only through an operation that has no gradient.
 

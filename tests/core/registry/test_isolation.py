@@ -146,7 +146,7 @@ def python(tmp_path: Path, code: str, **environ: str) -> subprocess.CompletedPro
     """A process that sees the plugins in the folder ``site`` and no others."""
     environment = {
         **os.environ, "OPWEAVE_BACKEND_PATH": str(tmp_path / "site"), "OPWEAVE_PLUGIN_TIMEOUT": "30",
-        "OPWEAVE_DISABLE": "cpu,opencl,ort,remote,torch,onnx,ray", "PYTHONPATH": f"{tmp_path}:{ROOT}", **environ,
+        "OPWEAVE_DISABLE": "cpu,cost,opencl,ort,remote,torch,onnx,ray", "PYTHONPATH": f"{tmp_path}:{ROOT}", **environ,
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=100, env=environment, check=False

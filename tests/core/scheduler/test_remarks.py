@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract.kernels import KernelTable
-from opweave.cost.profile import ANY, Curve, OpCost, Profile
+from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
 from tests.support.devices import Separate, reference_kernel
 
 F = np.float32
@@ -31,7 +31,7 @@ def here(monkeypatch):
     profiles: dict[str, Profile] = {}
     found: list[ow.Device] = [ow.device("cpu"), Card(), Card("second"), ow.device("host")]
     monkeypatch.setattr("opweave.registry.devices", lambda: found)
-    monkeypatch.setattr("opweave.cost.store.known_profile", lambda device: profiles.get(device.name))
+    monkeypatch.setattr("opweave_cost.store.known_profile", lambda device: profiles.get(device.name))
     return profiles
 
 

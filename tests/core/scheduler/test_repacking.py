@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_cost
 from opweave.contract import BufferType, Step, Usage
 from opweave.contract.kernels import KernelTable
-from opweave.cost.profile import CostModel, Curve, OpCost, Profile
 from opweave.errors import LayoutError, SchedulerError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
@@ -20,6 +20,7 @@ from opweave.host.device import HostDevice
 from opweave.host.memory import HostMemory
 from opweave.host.repacked import RepackedType
 from opweave.host.reservations import RESERVATIONS
+from opweave_cost.cost_model import CostModel, Curve, OpCost, Profile
 from tests.support.devices import reference_kernel
 
 F = np.float32
@@ -176,7 +177,7 @@ def test_what_was_measured_of_a_step_holds_beside_a_device_that_copies_its_weigh
         assert support(plan, device).repacked
         assert support(plan, other).seconds == 1.25
         support(plan, device).seconds = 2.5
-    like = ow.simulate("like", like=device)
+    like = opweave_cost.simulate("like", like=device)
     line = Curve.line(1e-6, 1e9)
     known = Profile("like", 0.0, line, line, {"add": {"f32": OpCost(line)}})
     assert y.signature is not None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_cost
 from opweave.host.device import HostDevice
 from opweave.scheduler import Explanation
 from opweave.units import human_time
@@ -104,7 +105,7 @@ def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
 
 def test_the_page_shows_predicted_times_where_there_are_some():
     x = ow.input("x", (64, 64))
-    devices = [ow.simulate(name, flops=1e9, bandwidth=1e9) for name in ("first", "second")]
+    devices = [opweave_cost.simulate(name, flops=1e9, bandwidth=1e9) for name in ("first", "second")]
     program = ow.Scheduler(devices).partition(ow.relu(x @ x))
     assert "redicted" not in program.explain().html()
     predicted = program.predicted

@@ -13,8 +13,8 @@ import pytest
 import opweave as ow
 from opweave.contract import Arg, Call
 from opweave.contract.kernels import KernelTable
-from opweave.cost.profile import ANY, Curve, OpCost, Profile
 from opweave.tracing import TRACE
+from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
 from tests.core.scheduler.test_fusing import Fusing
 from tests.core.scheduler.test_report import Page
 from tests.support.async_device import AsyncDevice, ThreadStream
@@ -181,7 +181,7 @@ def test_states_keep_their_values():
 def test_limits_are_the_roofline_of_the_devices_profile(monkeypatch):
     adds, products = Curve.line(1e-6, 1e9), Curve.line(1e-6, 1e12)
     made = Profile("host", 1e-6, adds, adds, {"add": {ANY: OpCost(adds)}, "linear": {ANY: OpCost(adds, products)}})
-    monkeypatch.setattr("opweave.tools.profile_run.profile", lambda device: made)
+    monkeypatch.setattr("opweave_cost.store.profile", lambda device: made)
     x = ow.input("x", (64, 64))
     with ow.Scheduler("host") as scheduler:
         values = np.ones((64, 64), F)

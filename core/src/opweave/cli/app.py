@@ -19,17 +19,21 @@ from opweave.cli.fuzz import run_fuzz
 from opweave.cli.output import accept_any_text, plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
-from opweave.cli.profile import show_profiles
 from opweave.cli.weights import show_weights
-from opweave.cli.what_if import show_what_if
 from opweave.errors import OpweaveError
 from opweave.packages import pip_install
 from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "doctor", "fuzz", "plugins", "profile", "weights", "what-if")
-_PACKAGES = {"onnx": "opweave-onnx", "opencl": "opweave-opencl", "serve-devices": "opweave-remote"}
+_COMMANDS = ("conformance", "devices", "doctor", "fuzz", "plugins", "weights")
+_PACKAGES = {
+    "onnx": "opweave-onnx",
+    "opencl": "opweave-opencl",
+    "profile": "opweave-cost",
+    "serve-devices": "opweave-remote",
+    "what-if": "opweave-cost",
+}
 """Commands of this project's other packages, which may not be installed."""
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Isolated = Annotated[
@@ -56,9 +60,7 @@ def build_app() -> typer.Typer:
     app.command("plugins")(_plugins)
     app.command("conformance")(_conformance)
     app.command("fuzz")(_fuzz)
-    app.command("profile")(_profile)
     app.command("weights")(_weights)
-    app.command("what-if")(_what_if)
     return app
 
 
@@ -231,16 +233,6 @@ def _fuzz(
         raise typer.Exit(1)
 
 
-def _profile(
-    devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="DEVICE")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what was measured before.")] = False,
-    as_json: _Json = False,
-) -> None:
-    """Measure how long steps and transfers take on each device, for placement by cost, and keep the figures."""
-    leave_out_deadly(devices or ())
-    show_profiles(devices or (), refresh=refresh, as_json=as_json)
-
-
 def _weights(
     path: Annotated[str, typer.Argument(help="A file, an index or a folder of weights.", metavar="FILE")],
     names: Annotated[
@@ -251,24 +243,3 @@ def _weights(
     """List the tensors of a file or folder of weights: name, dtype, shape, bytes; and its metadata."""
     leave_out_deadly()
     show_weights(path, names or (), as_json=as_json)
-
-
-def _what_if(
-    graph: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; the function returns the outputs.", metavar="GRAPH")],
-    cluster: Annotated[str, typer.Argument(help="A TOML file that describes the devices.", metavar="CLUSTER")],
-    pipeline: Annotated[
-        bool, typer.Option("--pipeline", help="Minimize the time between overlapping runs, not that of one run.")
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure/--no-measure",
-            help="Measure the graph's steps on real devices that groups are like (like = ...); else by their profiles.",
-        ),
-    ] = True,
-    as_json: _Json = False,
-) -> None:
-    """Predict time and memory of a graph on simulated devices. Exits with 1 if their memory does not suffice."""
-    leave_out_deadly()
-    if not show_what_if(graph, cluster, pipeline=pipeline, measure=measure, as_json=as_json):
-        raise typer.Exit(1)

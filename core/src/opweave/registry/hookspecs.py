@@ -6,7 +6,7 @@ cheap, and import drivers and frameworks within the functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pluggy import HookspecMarker
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from opweave.graph.opdef import OpDef
     from opweave.registry.records import Diagnosis, FileFormat
     from opweave.registry.registry import Registry
+    from opweave.scheduler.strategy import Strategy
 
 hookspec = HookspecMarker("opweave")
 
@@ -65,6 +66,12 @@ def opweave_doctor(registry: Registry, devices: Sequence[Device]) -> Iterable[Di
 @hookspec
 def opweave_formats() -> Iterable[FileFormat]:  # type: ignore[empty-body]
     """File formats of weights and models that the plugin reads; called when a file is loaded."""
+
+
+@hookspec
+def opweave_placements() -> Mapping[str, Strategy]:  # type: ignore[empty-body]
+    """Strategies of placement by name, for ``Scheduler(placement=name)`` (`opweave.scheduler.strategy`). Called when
+    one other than ``"priority"`` is asked for. No devices are looked for."""
 
 
 @hookspec

@@ -391,6 +391,20 @@ class Registry:
                     self.hooks.warn("opweave_formats", name, error)
             return tuple(found)
 
+    def placements(self) -> dict[str, Any]:
+        """The strategies of placement of all plugins by name; of two with one name that of the first plugin. Imports
+        the plugins that may have hooks, without looking for devices."""
+        with self._lock:
+            self.load_hook_modules()
+            found: dict[str, Any] = {}
+            for name, module in list(self.hooks.implementers("opweave_placements")):
+                try:
+                    for offered in self.hooks.call(module, "opweave_placements"):
+                        found = {**offered, **found}
+                except Exception as error:
+                    self.hooks.warn("opweave_placements", name, error)
+            return found
+
     def file_format(self, path: str | os.PathLike[str]) -> FileFormat:
         """The format of a file, recognized by its first bytes, else by its suffix.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
 from opweave.contract.device import Device
@@ -15,6 +15,9 @@ from opweave.errors import HazardError, SchedulerError
 from opweave.graph.leaf import Placement
 from opweave.graph.tensor import Tensor
 from opweave.scheduler.program import Outputs
+
+if TYPE_CHECKING:
+    from opweave.scheduler.strategy import Strategy
 
 __all__ = ["Where", "checked_options", "checked_outputs", "checked_placements", "repack_limit"]
 
@@ -29,10 +32,16 @@ def checked_options(
     parallel: bool | int,
     buffer_types: Mapping[Device | str, BufferType] | None,
     placement: str,
-) -> tuple[list[Device | Stream], dict[str, BufferType]]:
-    """The devices and streams, and device name -> kind of memory for its temporaries."""
-    if placement not in ("priority", "cost"):
-        raise SchedulerError(f"placement is 'priority' or 'cost', not {placement!r}")
+) -> tuple[list[Device | Stream], dict[str, BufferType], Strategy | None]:
+    """The devices and streams, device name -> kind of memory for its temporaries, and the strategy of placement that a
+    plugin offers, ``None`` for that of the core."""
+    if not isinstance(placement, str):
+        raise SchedulerError(f"placement is the name of a strategy, such as 'priority', not {placement!r:.60}")
+    chosen = None
+    if placement != "priority":
+        from opweave.scheduler.strategy import strategy  # most schedulers place by priority
+
+        chosen = strategy(placement)
     if not isinstance(parallel, int) or not 0 <= parallel <= MOST_SLOTS:
         raise SchedulerError(
             f"parallel is True, False or a number of slots, not {parallel!r:.60} (at most {MOST_SLOTS})"
@@ -52,7 +61,7 @@ def checked_options(
     names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
     if len(set(names)) != len(names):
         raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
-    return resolved, kinds
+    return resolved, kinds, chosen
 
 
 def repack_limit(given: bool | int | None, device: Device) -> float:

@@ -250,7 +250,7 @@ class _Region:
 
     def solved(self, nodes: Iterable[Tensor]) -> dict[Tensor, int]:
         """The nodes of the region that move, and where to."""
-        from opweave.cost.optimize import Problem, solve  # most graphs cross nowhere
+        from opweave.scheduler.optimize import Problem, solve  # most graphs cross nowhere
 
         for node in [node for node in nodes if node in self.values]:
             if node in self.target_of:

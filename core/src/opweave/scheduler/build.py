@@ -36,6 +36,7 @@ from opweave.scheduler.template import Planning, Template, looks_alike
 
 if TYPE_CHECKING:
     from opweave.scheduler.lower import Show
+    from opweave.scheduler.strategy import Strategy
 
 __all__ = ["Builder"]
 
@@ -48,7 +49,7 @@ class Builder:
         targets: the scheduler's devices, in order of priority.
         arenas: the memory for temporaries of each target.
         executor: runs the programs.
-        by_cost: place nodes by predicted cost, not by priority.
+        strategy: places nodes; ``None``: by priority.
         op_offload, parallel, n_slots, memory_limit: as of `opweave.Scheduler`.
         forget: called with a program that is closed.
         host: the device whose memory holds read-only leaves that no other device holds.
@@ -57,7 +58,7 @@ class Builder:
     targets: Sequence[Target]
     arenas: Sequence[Arena]
     executor: Executor
-    by_cost: bool
+    strategy: Strategy | None
     op_offload: bool
     parallel: bool
     n_slots: int
@@ -128,10 +129,12 @@ class Builder:
         precisions: Mapping[Tensor, Precision],
         observed: Collection[Tensor] = (),
     ) -> Partition:
-        if self.by_cost:
-            from opweave.cost.place import place_by_cost  # most schedulers do not place by cost
+        if self.strategy is not None:
+            from opweave.scheduler.strategy import PlacementProblem  # most schedulers place by priority
 
-            return place_by_cost(graph, self.targets, pins, self.op_offload, placed, observed, precisions)
+            problem = PlacementProblem(graph, self.targets, pins, self.op_offload, placed, precisions)
+            assignment, predicted = self.strategy(problem)
+            return replace(partition(graph, assignment, placed, observed), prediction=predicted)
         assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
         assignment = assignment.with_causes(getattr(graph, "causes", {}))  # of a graph with weights in shards
         return partition(graph, assignment, placed, observed)

@@ -29,12 +29,12 @@ from opweave.scheduler.splits import Copy, Partition, Split
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
-    from opweave.cost.predict import Prediction
     from opweave.futures import Future
     from opweave.scheduler.fuse import Groups
     from opweave.scheduler.lower import Show
     from opweave.scheduler.report import Explanation
     from opweave.scheduler.run_list import RunList
+    from opweave.scheduler.strategy import Prediction
     from opweave.scheduler.template import Template
 
 __all__ = ["Array", "MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
@@ -96,11 +96,19 @@ class Planned:
 
     @property
     def predicted(self) -> Prediction:
-        """What a run is predicted to take, by the profiles of the devices (`opweave.profile`); of simulated devices by
-        their declared figures."""
-        from opweave.cost.predict import prediction_of
+        """What a run is predicted to take, by the profiles of the devices (``opweave_cost.profile``); of simulated
+        devices by their declared figures.
 
-        return prediction_of(self.partition)
+        Raises:
+            SchedulerError: ``opweave-cost``, which predicts, is not installed.
+        """
+        if self.partition.prediction is None:
+            from opweave.scheduler.strategy import predictor  # most programs are not predicted
+
+            # As a cached property: made when it is first asked for, and then shown by reports too.
+            object.__setattr__(self.partition, "prediction", predictor().predict(self.partition))
+        assert self.partition.prediction is not None
+        return self.partition.prediction
 
     def _now(self, tensor: Tensor) -> Tensor:
         """The tensor in this program's graph that has the value of ``tensor``: another one behind weights in shards."""

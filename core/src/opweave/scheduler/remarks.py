@@ -58,12 +58,15 @@ def _weight_type(node: Tensor) -> str:
 
 
 def _is_faster(other: Device, device: Device, dtype: str) -> bool:
-    """Whether ``other`` is faster: by profiles, if both have one; else an accelerator with memory of its own is."""
-    from opweave.cost.store import known_profile  # importing opweave must not pay for it
+    """Whether ``other`` is faster: by profiles (of ``opweave-cost``), if both have one; else an accelerator with memory
+    of its own is."""
+    from opweave.scheduler.strategy import find_predictor  # importing opweave must not pay for it
 
     if other.kind is Kind.HOST or other.simulated:
         return False
-    theirs, ours = known_profile(other), known_profile(device)
-    if theirs is not None and ours is not None:
-        return theirs.flops(dtype) > MIN_SPEEDUP * ours.flops(dtype)
+    known = find_predictor()
+    if known is not None:
+        theirs, ours = known.known_rate(other, dtype), known.known_rate(device, dtype)
+        if theirs is not None and ours is not None:
+            return theirs > MIN_SPEEDUP * ours
     return other.kind is not Kind.CPU and not other.reaches(HOST_SPACE)

@@ -16,10 +16,10 @@ from opweave.scheduler.splits import COPY_CAUSES
 from opweave.units import human_bytes, human_time
 
 if TYPE_CHECKING:
-    from opweave.cost.predict import Prediction
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.splits import Copy, Partition
+    from opweave.scheduler.strategy import Prediction
 
 __all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
 

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, overload
 
 from opweave import registry
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
 from opweave.contract.memory import BufferType
 from opweave.contract.stream import Stream
-from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled
+from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled, simulated_error
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
@@ -76,9 +76,10 @@ class Scheduler:
             slots as there are devices (2 to 4), a number: that many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
-        placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. ``"cost"``: as
-            a run is predicted to take least time by the devices' profiles (`opweave.profile`), which are measured at
-            the first build where there are none.
+        placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. Others are
+            strategies that plugins offer (hook ``opweave_placements``). ``"cost"``, of ``opweave-cost``: as a run is
+            predicted to take least time by the devices' profiles, which are measured at the first build where there
+            are none.
         precision: how roughly products, attention and convolutions may be computed at most, for builds that say nothing
             else: ``"exact"``, ``"bf16"`` (operands and results rounded to bf16) or ``"int8"`` (activations quantized to
             8 bits in blocks, beside quantized weights), each of which allows the finer ones too; or a mapping of
@@ -112,7 +113,7 @@ class Scheduler:
         parallel: bool | int = False,
         op_offload: bool = True,
         buffer_types: Mapping[Device | str, BufferType] | None = None,
-        placement: Literal["priority", "cost"] = "priority",
+        placement: str = "priority",
         precision: Precision | Mapping[str, Precision] = "exact",
         memory_limit: int | None = None,
         repack: bool | int | None = None,
@@ -124,7 +125,7 @@ class Scheduler:
         self._repack: Final = repack
         self._threads: Final = threads
         self._allowed: Final = checked_precision(precision)
-        resolved, kinds = checked_options(devices, parallel, buffer_types, placement)
+        resolved, kinds, self._strategy = checked_options(devices, parallel, buffer_types, placement)
         self.placement: Final = placement
         self.parallel: Final = bool(parallel)
         self.n_slots: Final = (
@@ -254,12 +255,10 @@ class Scheduler:
             self._executor.check_open()
             for target in self._targets:
                 if target.device.simulated:
-                    from opweave.whatif.simulate import simulated_error
-
-                    raise simulated_error(target.device)
+                    raise simulated_error(target.device.name)
             start = perf_counter_ns()
             with COLLECTOR.away():
-                plain = not (pinned or placed or allowed or self._memory_limit) and self.placement != "cost"
+                plain = not (pinned or placed or allowed or self._memory_limit) and self.placement == "priority"
                 program = self._builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
                 if program is None:
                     builder, parts = self._plan(tensors, pinned, placed, allowed)
@@ -353,9 +352,9 @@ class Scheduler:
     def _builder(self) -> Builder:
         from opweave.scheduler.build import Builder  # importing opweave must not pay for it
 
-        by_cost, forget = self.placement == "cost", partial(_forget, self._programs)
-        return Builder(self._targets, list(self._arenas), self._executor, by_cost, self._op_offload, self.parallel,
-                       self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
+        forget = partial(_forget, self._programs)
+        return Builder(self._targets, list(self._arenas), self._executor, self._strategy, self._op_offload,
+                       self.parallel, self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
 
     @cached_property
     def _builder_with_host(self) -> Builder:
@@ -463,7 +462,7 @@ class Scheduler:
         here = [target.device if target.owned else target.stream for target in self._targets]
         return self._over([device, *here] if first else [*here, device], self._buffer_types)
 
-    def _alike(self, placement: Literal["priority", "cost"]) -> Scheduler:
+    def _alike(self, placement: str) -> Scheduler:
         """A scheduler over the same devices and streams, with the same options and pins, but its own placement."""
         here = [target.device if target.owned else target.stream for target in self._targets]
         made = self._over(here, self._buffer_types, placement)
@@ -474,7 +473,7 @@ class Scheduler:
         self,
         devices: Sequence[Where],
         kinds: Mapping[Device | str, BufferType],
-        placement: Literal["priority", "cost"] | None = None,
+        placement: str | None = None,
     ) -> Scheduler:
         """A scheduler with the options of this one."""
         return Scheduler(

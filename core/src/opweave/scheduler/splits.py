@@ -14,17 +14,18 @@ from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 
 if TYPE_CHECKING:
     from opweave.contract.collectives import CollectiveKind, Collectives
+    from opweave.contract.device import Device
     from opweave.contract.memory import BufferType
     from opweave.contract.space import MemorySpace
-    from opweave.cost.predict import Prediction
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
+    from opweave.scheduler.strategy import Prediction
     from opweave.scheduler.target import Support, Target
 
-__all__ = ["COPY_CAUSES", "Copy", "Partition", "PlannedStep", "Split", "StorageView"]
+__all__ = ["COPY_CAUSES", "Copy", "Partition", "PlannedStep", "Split", "StorageView", "where_lies"]
 
 COPY_CAUSES: Final[dict[str, str]] = {
     "transfer": "the value lies in memory that the device does not reach",
@@ -170,7 +171,7 @@ class Partition:
         inputs: input leaf -> its storage id.
         outputs: for every output of the graph its view, ``None`` where it has no elements.
         prediction: what a run is predicted to take, where the placement was chosen by that, or once it was asked for
-            (`opweave.cost.predict.prediction_of`).
+            (`Program.predicted`).
     """
 
     graph: Graph
@@ -206,3 +207,17 @@ class Partition:
     def copies(self) -> list[Copy]:
         """Every copy of a run, write-backs included."""
         return [c for s in self.splits for c in (*s.copies, *s.write_backs)]
+
+
+def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
+    """The device and the space of the memory that an operand lies in."""
+    arena = partition.arenas[operand.storage]
+    if arena >= 0:
+        target = partition.assignment.targets[arena]
+        return target.device, target.space
+    tensor, space = partition.owners[operand.storage]
+    leaf = tensor.leaf
+    if leaf is not None and leaf.placement is not None:
+        return leaf.placement.buffer.device, space
+    owner = next((target.device for target in partition.assignment.targets if target.space is space), None)
+    return owner, space

@@ -52,7 +52,7 @@ class Support:
         precision: the one that it is computed in.
         rounded: positions of read-only sources that it is given in bf16, rounded once.
         repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
-        seconds: what a step took inside a program, where `opweave.tune` has measured it; predictions then use it.
+        seconds: what a step took inside a program, where `opweave_cost.tune` has measured it; predictions then use it.
     """
 
     reason: str | None

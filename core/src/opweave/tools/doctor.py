@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from opweave.contract.capabilities import Kind
 from opweave.contract.device import Device
-from opweave.cost.store import known_profile
 from opweave.host.cache import FileCache
 from opweave.host.cores import Cores, usable_cores
 from opweave.packages import pip_install
@@ -40,7 +39,7 @@ def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
 
 @hookimpl(tryfirst=True)
 def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
-    """Plugins and their devices, processors, profiles of devices and their cache, variables."""
+    """Plugins and their devices, processors, the cache of what was measured of devices, variables."""
     records = registry.plugins()
     for record in records:
         yield from _plugin(record)
@@ -55,13 +54,6 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
             yield Diagnosis(f"cancelling on {device.name}", "ok", message)
         if device.tunables:
             yield tunables_diagnosis(device)
-        made = known_profile(device)
-        if made is not None and made.is_doubtful:
-            yield Diagnosis(
-                f"profile of {device.name}", "slow",
-                "other programs used the processors while it was measured; placement by cost goes by its figures",
-                f"opweave profile --refresh {device.name}, while the machine has nothing else to do",
-            )  # fmt: skip
     for name, value in sorted(os.environ.items()):
         if name.startswith("OPWEAVE_"):
             yield Diagnosis("variable", "ok", f"{name}={value} is set")

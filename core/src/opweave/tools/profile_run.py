@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.contract.worker import WorkerStream
-from opweave.cost.predict import where_lies
-from opweave.cost.profile import CostModel, Profile, decisive_dtype, window_bytes, work
-from opweave.cost.store import profile
 from opweave.errors import SchedulerError
 from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
+from opweave.graph.work import decisive_dtype, window_bytes, work
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.report import where
 from opweave.scheduler.run_list import CallList
+from opweave.scheduler.splits import where_lies
+from opweave.scheduler.strategy import find_predictor, predictor
 from opweave.tools.run_profile import RunProfile, RunRow
 from opweave.tracing import TRACE
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.run_list import Action, Feed, Fetch
     from opweave.scheduler.splits import Copy, PlannedStep, Split
+    from opweave.scheduler.strategy import Predictor
     from opweave.scheduler.target import Target
     from opweave.tracing import TraceEvent
 
@@ -42,7 +43,13 @@ __all__ = ["profile_run", "step_times"]
 
 
 def profile_run(
-    program: Program, feeds: Mapping[Any, Any] | None = None, /, *, runs: int = 10, limits: bool = True, **named: Any
+    program: Program,
+    feeds: Mapping[Any, Any] | None = None,
+    /,
+    *,
+    runs: int = 10,
+    limits: bool | None = None,
+    **named: Any,
 ) -> RunProfile:
     """Run a program some times and measure each of its steps and transfers.
 
@@ -58,11 +65,12 @@ def profile_run(
         program: what `Scheduler.build`, or ``function.program(...)`` of a compiled function, gave.
         feeds, named: as for `Program.run`.
         runs: how many runs are measured, after one that is not; times are medians.
-        limits: compare with what the devices allow, by their profiles (`opweave.profile`), which are measured if there
-            are none yet.
+        limits: compare with what the devices allow, by their profiles (``opweave_cost.profile``), which are measured if
+            there are none yet; ``None``: where ``opweave-cost`` is installed.
 
     Raises:
-        SchedulerError: not a program, a number of runs below 1; ``feeds`` as in `Program.run`.
+        SchedulerError: not a program, a number of runs below 1, ``limits=True`` without ``opweave-cost``; ``feeds`` as
+            in `Program.run`.
         ShapeError, DTypeError, UnknownNameError, ExecutionError, LifetimeError: as `Program.run`.
         AllocationError: no room for the second program.
     """
@@ -73,6 +81,7 @@ def profile_run(
         )
     if not isinstance(runs, int) or runs < 1:
         raise SchedulerError(f"runs is a number of runs, at least 1, not {runs!r}")
+    limiter = predictor() if limits else find_predictor() if limits is None else None
     whole: list[float] = []
     with _states_kept(program):
         program.run(feeds, **named)
@@ -83,7 +92,7 @@ def profile_run(
         with _Measuring(program) as measured:
             for _ in range(runs + 1):
                 measured.program.run(feeds, **named)
-            rows = measured.rows(profile if limits else None)
+            rows = measured.rows(limiter)
     return RunProfile(rows, tuple(whole), tuple(t.name for t in program.partition.assignment.targets))
 
 
@@ -220,18 +229,17 @@ class _Measuring:
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def rows(self, profile_of: Callable[[Any], Profile] | None) -> list[RunRow]:
+    def rows(self, limiter: Predictor | None) -> list[RunRow]:
         """A row for each part, by all runs but the first."""
         partition = self.program.partition
-        targets = partition.assignment.targets
-        model = None if profile_of is None else CostModel(targets, [profile_of(t.device) for t in targets])
+        model = None if limiter is None else limiter.model(partition.assignment.targets)
         took = [median(part.seconds[1:]) for part in self.parts]
         total = sum(took) or 1.0
         return [
             self._row(part, seconds, seconds / total, model) for part, seconds in zip(self.parts, took, strict=True)
         ]
 
-    def _row(self, part: _Part, seconds: float, share: float, model: CostModel | None) -> RunRow:
+    def _row(self, part: _Part, seconds: float, share: float, model: Any) -> RunRow:
         partition, at, size, flops = self.program.partition, part.target.index, part.nbytes, 0
         least: float | None = None
         ops: tuple[str, ...] = ()
@@ -258,7 +266,7 @@ class _Measuring:
             ops=ops, scope=scope, note=note,
         )  # fmt: skip
 
-    def _work(self, items: Sequence[PlannedStep], profile: Profile | None) -> tuple[int, int, float]:
+    def _work(self, items: Sequence[PlannedStep], profile: Any) -> tuple[int, int, float]:
         """Bytes that a group reads and writes, without those that stay inside it; its flops, and the seconds that they
         take at the device's full speed."""
         internal, capabilities = self.program._groups.internal, self.program.partition.assignment.capabilities

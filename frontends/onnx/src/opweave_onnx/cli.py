@@ -139,7 +139,6 @@ def _plan(
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
 ) -> None:
     """Show where each node would run and why, and how much memory each device needs. No weights are loaded."""
-    from opweave.cost.predict import memory_of
     from opweave.tools.writable import check_writable
 
     if html:
@@ -147,7 +146,7 @@ def _plan(
     with quiet_stdout(), _loaded(model, devices) as loaded:
         planned = loaded.plan(_feeds(loaded, dims, None))
         explanation = planned.explain()
-        memory = memory_of(planned.partition)
+        memory = planned.memory
         lacking = _lacking(loaded, planned)
     if html:
         explanation.save(html)

@@ -1,0 +1,32 @@
+"""Placement by predicted cost, profiles of devices, and planning with simulated ones.
+
+``profile`` measures a device once, ``tune`` and ``measure_steps`` measure a graph, ``simulate`` makes a device of
+figures. With this package installed, ``opweave.Scheduler(placement="cost")`` and ``Program.predicted`` work.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opweave_cost.autotune import tune as tune
+    from opweave_cost.simulation import simulate as simulate
+    from opweave_cost.step_times import measure_steps as measure_steps
+    from opweave_cost.store import profile as profile
+
+__all__ = ["measure_steps", "profile", "simulate", "tune"]
+
+# The hooks of this package are imported by commands that never measure.
+_LATER = {
+    "measure_steps": "opweave_cost.step_times",
+    "profile": "opweave_cost.store",
+    "simulate": "opweave_cost.simulation",
+    "tune": "opweave_cost.autotune",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'opweave_cost' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
