@@ -9,10 +9,11 @@ MESSAGE = """
 The root of this repository is no package. To install opweave from this clone, name the packages:
 
     pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl,
-                                            # ./plugins/remote, ./plugins/ray, ./plugins/training, ./plugins/cost
+                                            # ./plugins/remote, ./plugins/ray, ./plugins/training, ./plugins/cost,
+                                            # ./plugins/conformance
 
-From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [ray], [remote], [torch], [cost], [training],
-[all]).
+From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [ray], [remote], [torch], [conformance],
+[cost], [training], [all]).
 To work on it: pip install -r requirements/test.txt -r requirements/checks.txt
 """
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import opweave
 from opweave import ops
-from opweave.conformance import CASES, Case
 from opweave.contract.kernels import Kernel, KernelTable
 from opweave.graph.dtypes import DTYPES, DType
 from opweave.graph.opdef import OPS, OpDef
 from opweave.graph.tensor import Tensor
+from opweave_conformance import CASES, Case
 
 PAGE: Final = Path(__file__).with_name("operations.md")
 BACKENDS: Final = ("cpu", "opencl", "ort", "torch")

@@ -23,7 +23,7 @@ SLOW = {"asyncio", "concurrent", "ctypes", "difflib", "http", "inspect", "json",
         "sqlite3", "ssl", "subprocess", "tempfile", "tomllib", "unittest", "xml"}  # fmt: skip
 """Packages of the standard library that take long, and that only some programs need."""
 
-LATER = {"cli", "conformance", "hookspecs", "kv_cache", "tools"}
+LATER = {"cli", "hookspecs", "kv_cache", "tools"}
 """Parts of opweave that most programs never use."""
 
 

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from opweave.conformance import Case, cases_for
 from opweave.contract import HOST_SPACE, Arg, Kind, SetThreads, Step
 from opweave.errors import Broken, LifetimeError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype
+from opweave_conformance import Case, cases_for
 from opweave_cpu import CpuBackend, CpuDevice, IsolatedCpuDevice
 from tests.support.kernels import assert_right_where_accepted, by_operation
 

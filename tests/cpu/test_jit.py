@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.conformance import CASES
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.host.cache import FileCache
 from opweave.leaf_memory import place
 from opweave.ops.movement import after
+from opweave_conformance import CASES
 from opweave_cpu import CpuDevice
 
 pytest.importorskip("llvmlite")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
+from opweave_conformance import CASES, Case
 from opweave_cpu import CpuDevice
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.kernels import KERNELS

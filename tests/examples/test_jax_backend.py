@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.suite import Suite
 from opweave.registry import Registry
+from opweave_conformance.suite import Suite
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 

@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 from opweave.combined.device import CombinedDevice
-from opweave.conformance.suite import Suite
+from opweave_conformance.suite import Suite
 
 F = np.float32
 

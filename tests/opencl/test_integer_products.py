@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.layout import dense_strides
+from opweave_conformance import CASES
 from opweave_opencl import integer_rates
 from opweave_opencl.caching import BinaryCache
 from opweave_opencl.integer_rates import VARIABLE, IntegerRates, Seconds

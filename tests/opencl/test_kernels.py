@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.values import SCALES
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
+from opweave_conformance.values import SCALES
 from opweave_opencl.kernels import KERNELS
 
 

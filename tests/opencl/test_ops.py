@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
+from opweave_conformance import CASES, Case
 from opweave_opencl import OpenCLDevice
 from opweave_opencl.kernels import KERNELS
 from opweave_opencl.tuning import Tuning

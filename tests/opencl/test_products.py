@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES
 from opweave.ops.blocks import dequantize
+from opweave_conformance import CASES
 from opweave_opencl.indices import VARIABLE
 from opweave_opencl.kernels import convolution
 from opweave_opencl.stream import OpenCLStream

@@ -12,7 +12,7 @@ import pyopencl as cl
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES, Case
+from opweave_conformance import CASES, Case
 from opweave_cost.tunables import _measured
 from opweave_opencl import OpenCLDevice, health, probe, subgroups
 from opweave_opencl.caching import BinaryCache

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from opweave.conformance import Case, Result, run_case
 from opweave.contract import Device
+from opweave_conformance import Case, Result, run_case
 
 __all__ = ["assert_right", "assert_right_where_accepted", "by_operation"]
 

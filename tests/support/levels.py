@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opweave.conformance.suite import Suite
 from opweave.contract import Backend
 from opweave.registry import Registry
+from opweave_conformance.suite import Suite
 
 __all__ = ["GRAPHS", "failed"]
 

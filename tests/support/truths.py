@@ -758,8 +758,8 @@ def values_of(rng: np.random.Generator, operand: Given, tried: str) -> tuple[str
 
 
 def _blocks(rng: np.random.Generator, floats: Array, name: str) -> Array:
-    from opweave.conformance.case import Operand
-    from opweave.conformance.values import make_values
+    from opweave_conformance.case import Operand
+    from opweave_conformance.values import make_values
 
     return make_values(rng, Operand(floats.shape, name), floats.shape, as_dtype(name))
 

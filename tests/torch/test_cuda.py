@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.conformance import CASES
 from opweave.contract import Arg, Kind
 from opweave.graph.dtypes import as_dtype
+from opweave_conformance import CASES
 from opweave_torch.accelerator import CudaDevice
 from opweave_torch.memory import tensor
 from tests.support.kernels import assert_right_where_accepted, by_operation

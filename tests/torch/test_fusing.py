@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.conformance import CASES
 from opweave.graph.opdef import OPS
+from opweave_conformance import CASES
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.fusing import FUNCTIONS, FusingStream

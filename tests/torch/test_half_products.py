@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import opweave as ow
-from opweave.conformance.case import Case
-from opweave.conformance.cases import cases_for
-from opweave.conformance.check import run_case
-from opweave.conformance.limits import limits
+from opweave_conformance.case import Case
+from opweave_conformance.cases import cases_for
+from opweave_conformance.check import run_case
+from opweave_conformance.tolerances import limits
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import WITH_BF16, half_products

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES, Case
 from opweave.graph.opdef import OPS
+from opweave_conformance import CASES, Case
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.device import TorchCpuDevice
 from opweave_torch.kernels import KERNELS

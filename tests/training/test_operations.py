@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.case import Case
-from opweave.conformance.cases import CASES
-from opweave.conformance.values import make_values
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import OPS
+from opweave_conformance.case import Case
+from opweave_conformance.cases import CASES
+from opweave_conformance.values import make_values
 from tests.support.evaluate import evaluate
 
 PLAIN = ("normal", "positive", "negative", "fraction", "ids", "mask")

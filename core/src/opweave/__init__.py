@@ -48,6 +48,7 @@ _LATER = {
 
 # What has become a package of its own, by the name that it had here; the distribution is named like the module.
 _MOVED = {
+    "conformance": "opweave_conformance",
     "measure_steps": "opweave_cost.measure_steps",
     "profile": "opweave_cost.profile",
     "simulate": "opweave_cost.simulate",

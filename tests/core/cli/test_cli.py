@@ -210,6 +210,18 @@ class TestCommandsOfPlugins:
         assert "the command 'serve-devices' is one of opweave-remote" in err
         assert f"remedy: {pip_install('opweave-remote')}; `opweave plugins`" in err
 
+    @pytest.mark.parametrize(
+        ("command", "package"),
+        [
+            ("conformance", "opweave-conformance"), ("fuzz", "opweave-conformance"), ("profile", "opweave-cost"),
+            ("what-if", "opweave-cost"),
+        ],
+    )  # fmt: skip
+    def test_commands_that_became_packages_name_them(self, run, command, package):
+        code, out, err = run(command, "cpu")
+        assert (code, out) == (2, "")
+        assert f"remedy: {pip_install(package)};" in err
+
     def test_are_added(self, folder, run):
         folder.add("greeter", with_command("greet"), value="opweave_greeter")
         folder.add("second", with_command("wave"), value="opweave_second")
@@ -218,6 +230,15 @@ class TestCommandsOfPlugins:
         code, out, _ = run("--help")
         assert code == 0
         assert all(command in out for command in ("devices", "plugins", "greet", "wave"))
+
+    def test_of_the_group_of_hooks_stay_where_backends_are_selected(self, folder, run):
+        points = "[opweave.hooks]\n{0} = opweave_{0}\n"
+        folder.add("greeter", with_command("greet"), value="opweave_greeter")
+        folder.add("tool", with_command("wave"), entry_points=points.format("tool"))
+        folder.add("acme")
+        assert run("wave", OPWEAVE_BACKENDS="acme") == (0, "hello from wave\n", "")
+        assert run("greet", OPWEAVE_BACKENDS="acme")[0] == 2
+        assert run("wave", OPWEAVE_DISABLE="tool")[0] == 2
 
     @pytest.mark.parametrize(
         ("source", "why"),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.conformance.graphs import MODELS, LeafDevices
 from opweave.contract import Arg, Group, Step, Stream, structure_of
 from opweave.contract.listing import listed
 from opweave.functional import ArrayLibrary
+from opweave_conformance.graphs import MODELS, LeafDevices
 from tests.support.array_device import Array, ArrayStream, FunctionalDevice, Library
 
 ANYWHERE = LeafDevices(None, None)

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.conformance.case import Case
-from opweave.conformance.cases import CASES
 from opweave.graph.attributes import decode_attrs, encode_attrs
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import node
+from opweave_conformance.case import Case
+from opweave_conformance.cases import CASES
 
 RNG = np.random.default_rng(7)
 MUTATIONS = int(os.environ.get("OPWEAVE_MUTATIONS", "300"))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import opweave as ow
-from opweave.conformance import CASES
-from opweave.conformance.trial import the_node
 from opweave.errors import OpweaveError
 from opweave.graph.opdef import find_op
 from opweave.graph.tensor import node
+from opweave_conformance import CASES
+from opweave_conformance.trial import the_node
 
 DERIVED = {"interpolate", "rope"}
 """Their builders make attributes from the lengths of axes; those of other lengths are as good."""

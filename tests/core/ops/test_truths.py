@@ -13,13 +13,13 @@ import zlib
 import numpy as np
 import pytest
 
-from opweave.conformance.cases import CASES
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Leaf
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import new_leaf
+from opweave_conformance.cases import CASES
 from tests.support.evaluate import evaluate
 from tests.support.truths import PLAIN, TABLE, Truth, cases, exact, values_of
 

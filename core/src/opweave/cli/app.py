@@ -11,11 +11,9 @@ from typing import Annotated
 import typer
 
 from opweave.cli.combinations import make_combinations
-from opweave.cli.conformance import run_conformance
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
-from opweave.cli.fuzz import run_fuzz
 from opweave.cli.output import accept_any_text, plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
@@ -26,8 +24,10 @@ from opweave.registry.discovery import core_version
 
 __all__ = ["build_app", "main"]
 
-_COMMANDS = ("conformance", "devices", "doctor", "fuzz", "plugins", "weights")
+_COMMANDS = ("devices", "doctor", "plugins", "weights")
 _PACKAGES = {
+    "conformance": "opweave-conformance",
+    "fuzz": "opweave-conformance",
     "onnx": "opweave-onnx",
     "opencl": "opweave-opencl",
     "profile": "opweave-cost",
@@ -58,8 +58,6 @@ def build_app() -> typer.Typer:
     app.command("devices")(_devices)
     app.command("doctor")(_doctor)
     app.command("plugins")(_plugins)
-    app.command("conformance")(_conformance)
-    app.command("fuzz")(_fuzz)
     app.command("weights")(_weights)
     return app
 
@@ -156,80 +154,6 @@ def _plugins(
     """List the installed plugins; for those that cannot be used, cause and remedy."""
     plugins = show_plugins(as_json=as_json, isolated=isolated, seconds=timeout)
     if strict and any(plugin["state"] in ("broken", "incompatible") for plugin in plugins):
-        raise typer.Exit(1)
-
-
-def _conformance(
-    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.", metavar="NAME")],
-    level: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--level",
-            metavar="N",
-            help="Only this level (0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, "
-            "5 faults, 6 gradients); repeatable.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches, e.g. 'add-f32-*'; repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random values.")] = 0,
-    as_json: _Json = False,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="Known refusals and failures; default: conformance.toml in the current directory.",
-        ),
-    ] = None,
-    beside: Annotated[
-        str, typer.Option("--beside", metavar="DEVICE", help="A further second device for level 4.")
-    ] = "",
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
-    ] = 60,
-) -> None:
-    """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
-    leave_out_deadly([name, beside] if beside else [name])
-    right = run_conformance(
-        name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
-        seconds=timeout,
-    )  # fmt: skip
-    if not right:
-        raise typer.Exit(1)
-
-
-def _fuzz(
-    devices: Annotated[
-        list[str] | None, typer.Argument(help="Devices; default: all but host.", metavar="DEVICES")
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", min=0, help="How long; shrinking what fails comes on top.")
-    ] = 60,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Which sequence of graphs.")] = 0,
-    case: Annotated[
-        int | None, typer.Option("--case", metavar="N", min=0, help="Only this graph of the sequence.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of one graph.")
-    ] = 120,
-    largest: Annotated[
-        int, typer.Option("--largest", metavar="N", min=1, help="Elements of the largest operands, about.")
-    ] = 1_000_003,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write a script for each failure here.")
-    ] = None,
-    as_json: _Json = False,
-) -> None:
-    """Try random graphs on devices and mixes of them against the references; failures are shrunk to scripts."""
-    names = devices or []
-    leave_out_deadly(names)
-    right = run_fuzz(
-        names, seconds=seconds, seed=seed, case=case, timeout=timeout, largest=largest, out=out, as_json=as_json
-    )
-    if not right:
         raise typer.Exit(1)
 
 

@@ -1,7 +1,8 @@
 """Finding plugins by their metadata, and whether the environment and their requirements allow them. Imports nothing.
 
 A plugin is an entry point in the group ``opweave.backends`` of an installed distribution, or a file: a ``.py`` file, an
-extension module, or a package folder. The environment selects:
+extension module, or a package folder. An entry point in the group ``opweave.hooks`` names a module with hooks but
+without backends (commands, file formats), which ``OPWEAVE_BACKENDS`` does not leave out. The environment selects:
 
 =======================  ==============================================================================================
 ``OPWEAVE_BACKENDS``     the only plugins to load, comma-separated; the order is their priority, and one that fails is
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 __all__ = [
-    "GROUP", "Selection", "at_path", "core_version", "from_file", "in_folder", "installed", "is_plugin_file",
+    "GROUP", "HOOKS", "Selection", "at_path", "core_version", "from_file", "in_folder", "installed", "is_plugin_file",
     "is_plugin_file_name", "names", "requirements", "version_of", "why_incompatible",
 ]  # fmt: skip
 
 GROUP = "opweave.backends"
+HOOKS = "opweave.hooks"
 
 # The longest first: ".cpython-311-x86_64-linux-gnu.so" before ".so".
 _SUFFIXES = sorted([*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES], key=len, reverse=True)
@@ -73,13 +75,13 @@ def _plugins_of(distribution: Distribution, folder: str) -> Iterator[Plugin]:
         text = distribution.read_text("entry_points.txt")
     except (OSError, UnicodeDecodeError):
         return
-    if text is None or GROUP not in text:
+    if text is None or (GROUP not in text and HOOKS not in text):
         return
     try:
         name = distribution.metadata["Name"] or "unknown"
         version = distribution.metadata["Version"] or ""
         requires = tuple(distribution.requires or ())
-        points = {(p.name, p.value): p for p in distribution.entry_points if p.group == GROUP}
+        points = {(p.name, p.value): p for p in distribution.entry_points if p.group in (GROUP, HOOKS)}
         origin = str(distribution.locate_file(""))
         packages = _top_level(distribution)
     except Exception as error:  # whatever a damaged installation makes the parsers raise
@@ -98,6 +100,7 @@ def _plugins_of(distribution: Distribution, folder: str) -> Iterator[Plugin]:
             requires=requires,
             packages=packages | {point.value.partition(":")[0].partition(".")[0].strip()},
             origin=origin,
+            has_backends=point.group == GROUP,
         )
 
 
@@ -247,7 +250,7 @@ class Selection(NamedTuple):
         """Why ``plugin`` is not to be loaded, or ``None``."""
         if any(names(name, plugin) for name in self.disabled):
             return Unavailable("disabled by OPWEAVE_DISABLE", remedy=f"remove {plugin.name} from OPWEAVE_DISABLE")
-        if self.backends and not any(names(name, plugin) for name in self.backends):
+        if plugin.has_backends and self.backends and not any(names(name, plugin) for name in self.backends):
             return Unavailable("not listed in OPWEAVE_BACKENDS", remedy=f"add {plugin.name} to OPWEAVE_BACKENDS")
         return None
 

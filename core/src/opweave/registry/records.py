@@ -167,6 +167,7 @@ class Plugin:
         requires: the distribution's ``Requires-Dist`` lines.
         packages: top-level import names of its distribution.
         origin: the folder or file it was found in.
+        has_backends: it is in the group of backends; others have hooks only.
         fetch: imports it and returns the entry point's value; ``None`` if there is nothing to import.
         module: its module, if that has hooks; set when it is imported.
         backends, ops: its backends and operations, once it is ready.
@@ -185,6 +186,7 @@ class Plugin:
     requires: Sequence[str] = ()
     packages: frozenset[str] = frozenset()
     origin: str = ""
+    has_backends: bool = True
     variant: str = field(default="", init=False)
     score: float = field(default=0.0, init=False)
     state: State = field(default=State.DISCOVERED, init=False)

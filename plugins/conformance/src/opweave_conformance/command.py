@@ -1,0 +1,239 @@
+"""``opweave conformance``: tests a backend and prints the results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from opweave.cli.combinations import make_combinations
+from opweave.cli.output import plain, print_json, progress, quiet_stdout
+from opweave.cli.probe import leave_out_deadly
+from opweave.registry.discovery import core_version
+
+if TYPE_CHECKING:
+    from opweave_conformance.report import Cell
+    from opweave_conformance.suite import Suite
+
+__all__ = ["conformance", "run_conformance"]
+
+SHOWN_FAILURES = 50
+
+EVERY: Final = 30.0
+"""Seconds between lines of progress where standard error is no terminal, as in the log of a long run."""
+
+
+def conformance(
+    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.", metavar="NAME")],
+    level: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--level",
+            metavar="N",
+            help="Only this level (0 hygiene, 1 memory, 2 operations, 3 asynchrony, 4 beside a second device, "
+            "5 faults, 6 gradients); repeatable.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches, e.g. 'add-f32-*'; repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random values.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Known refusals and failures; default: conformance.toml in the current directory.",
+        ),
+    ] = None,
+    beside: Annotated[
+        str, typer.Option("--beside", metavar="DEVICE", help="A further second device for level 4.")
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
+    ] = 60,
+) -> None:
+    """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
+    leave_out_deadly([name, beside] if beside else [name])
+    right = run_conformance(
+        name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
+        seconds=timeout,
+    )  # fmt: skip
+    if not right:
+        raise typer.Exit(1)
+
+
+def run_conformance(
+    name: str,
+    *,
+    levels: Sequence[int],
+    only: Sequence[str],
+    seed: int,
+    as_json: bool,
+    config: str | None,
+    beside: str = "",
+    seconds: float,
+) -> bool:
+    """Test a backend and print the results; returns whether it conforms.
+
+    If a check hangs, the process is ended here, since the hanging thread might keep it alive.
+
+    Raises:
+        UnknownNameError, PluginError: there is no such backend, or it cannot be used.
+        ConfigError: ``conformance.toml`` is invalid.
+    """
+    # Imported here because making the cases takes time.
+    from opweave_conformance.expectations import Expectations
+    from opweave_conformance.report import as_json as document
+    from opweave_conformance.report import totals
+    from opweave_conformance.suite import Suite
+    from opweave_conformance.watch import leave
+
+    start = perf_counter()
+    expectations = Expectations.read(config)
+    with quiet_stdout():
+        make_combinations((name, beside))
+        suite = Suite(
+            name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "", beside=beside,
+            seconds=seconds,
+        )  # fmt: skip
+        _perform(suite, quiet=as_json)
+    if as_json:
+        print_json(document(suite, core_version()))
+    else:
+        _print(suite, perf_counter() - start)
+    if suite.hung:
+        leave(1)
+    return not totals(suite.results)["failed"] and not suite.problems()
+
+
+def _perform(suite: Suite, *, quiet: bool) -> None:
+    """Perform all checks. Progress goes to standard error: a bar on terminals, else lines, and each failure at once."""
+    start = shown = perf_counter()
+    with progress(MofNCompleteColumn(), TimeRemainingColumn(), quiet=quiet) as bar:
+        total, lines, failed = len(suite.items), bar.disable and not quiet, 0
+        task = bar.add_task(suite.name, total=total)
+        for done, item in enumerate(suite.items, 1):
+            result = suite.perform(item)
+            failed += result.status == "failed"
+            bar.update(task, advance=1, description=f"{suite.name}: {failed} failed" if failed else suite.name)
+            now = perf_counter()
+            if lines and result.status == "failed":
+                _note(f"failed: {result.name}: {result.reason.partition(chr(10))[0]}")
+            if lines and now - shown >= EVERY and done < total:
+                shown = now
+                seconds = f"{now - start:.0f} s"
+                _note(f"{suite.name}: {done:,} of {total:,} checks, {failed:,} failed, {seconds}, at {item.name}")
+
+
+def _note(line: str) -> None:
+    print(plain(line), file=sys.stderr, flush=True)
+
+
+# --- printing -------------------------------------------------------------------------------------------------------
+
+
+def _print(suite: Suite, seconds: float) -> None:
+    from opweave_conformance.levels import LEVELS
+    from opweave_conformance.report import failures, matrix, refusals, totals
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    devices = ", ".join(f"{d.name} ({d.description})" if d.description else d.name for d in suite.devices)
+    console.print(Text(plain(f"{suite.name}: {devices}")))
+    for level in suite.levels:
+        if level != 2:
+            counts = totals(o for o in suite.results if o.level == level)
+            console.print(_counted(f"level {level}, {LEVELS[level]}: ", dict(counts)))
+    cells = matrix(suite.results)
+    if cells:
+        console.print()
+        _print_matrix(console, cells)
+    _print_next(console, refusals(suite.results))
+    failed = failures(suite.results)
+    if failed:
+        console.print()
+        console.print(Text("Failures", "bold"))
+    for o in failed[:SHOWN_FAILURES]:
+        console.print(Text(o.name, "red"))
+        for line in o.reason.splitlines():
+            console.print(Text(f"    {line}"))
+        # Never wrapped: it is there to be copied.
+        console.print(Text(f"    {o.repeat}", "dim"), soft_wrap=True)
+    if len(failed) > SHOWN_FAILURES:
+        console.print(Text(f"... and {len(failed) - SHOWN_FAILURES} more; --only PATTERN or --json shows them", "red"))
+    console.print()
+    for problem in suite.problems():
+        console.print(Text(problem, "red"))
+    console.print(_counted("", dict(totals(suite.results))), Text(f"in {seconds:.1f} s, seed {suite.seed}"))
+
+
+_COLOURS = {"passed": "green", "failed": "bold red", "xfailed": "yellow"}
+
+
+def _counted(head: str, counts: dict[str, int]) -> Text:
+    text = Text(head)
+    order = ("passed", "refused", "unsupported", "skipped", "xfailed", "failed")
+    parts = [(f"{counts[status]} {status}", _COLOURS.get(status, "")) for status in order if counts.get(status)]
+    for i, (part, colour) in enumerate(parts or [("nothing was run", "bold red")]):
+        text.append(", " if i else "").append(part, colour)
+    return text
+
+
+def _print_matrix(console: Console, rows: dict[str, dict[str, Cell]]) -> None:
+    """Print operations by dtypes, in several tables if the terminal is too narrow for one."""
+    from opweave.graph.dtypes import DTYPES
+
+    console.print(Text("Cases by operation and type: passed, r refused, F failed", "bold"))
+    columns = [name for name in DTYPES if any(name in row for row in rows.values())]
+    texts = {op: {t: _cell(row[t]) for t in columns if t in row} for op, row in rows.items()}
+    widths = {t: max(len(t), *(row[t].cell_len for row in texts.values() if t in row)) for t in columns}
+    left = max(map(len, rows))
+    while columns:
+        room = console.width - left
+        shown: list[str] = []
+        while columns and (not shown or room >= widths[columns[0]] + 2):
+            room -= widths[columns[0]] + 2
+            shown.append(columns.pop(0))
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for t in shown:
+            table.add_column(t, no_wrap=True, justify="right")
+        for op, row in texts.items():
+            if any(t in row for t in shown):
+                table.add_row(Text(op), *[row.get(t, Text("")) for t in shown])
+        console.print(table)
+
+
+def _cell(cell: Cell) -> Text:
+    text = Text()
+    for n, suffix, colour in ((cell.passed, "", "green"), (cell.refused, "r", "dim"), (cell.failed, "F", "bold red")):
+        if n:
+            text.append(" " if text else "").append(f"{n}{suffix}", colour)
+    return text
+
+
+def _print_next(console: Console, found: Sequence[object]) -> None:
+    from opweave_conformance.report import Refusal
+
+    if not found:
+        return
+    console.print()
+    console.print(Text("Refused: what to write next", "bold"))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for refusal in found:
+        assert isinstance(refusal, Refusal)
+        count = "all" if refusal.refused == refusal.cases else f"{refusal.refused} of {refusal.cases}"
+        table.add_row(Text(refusal.op), Text(count), Text(refusal.reason.splitlines()[0], "dim"))
+    console.print(table)

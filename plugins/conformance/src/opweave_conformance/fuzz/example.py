@@ -1,0 +1,179 @@
+"""`Example`: random graphs with the devices and options they run with, as plain data that is written as a script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from opweave.graph.layout import Shape
+from opweave.tools.reproduce import literal
+
+__all__ = ["Drawn", "Entry", "Example", "LeafEntry", "NodeEntry", "lines_of", "renumbered", "script"]
+
+
+class LeafEntry(NamedTuple):
+    """A leaf: ``kind`` is ``"input"``, ``"weight"``, ``"constant"`` or ``"state"``; ``values``, ``high`` and ``seed``
+    say what it is filled with, ``device`` where it lies. Or a ``"number"``, with ``values`` as Python writes it."""
+
+    kind: str
+    shape: Shape
+    dtype: str
+    values: str
+    high: int
+    seed: int
+    device: str = ""
+
+
+class NodeEntry(NamedTuple):
+    """A node or a view: ``srcs`` are numbers of earlier entries."""
+
+    op: str
+    srcs: tuple[int, ...]
+    attrs: Mapping[str, Any]
+
+
+Entry = LeafEntry | NodeEntry
+"""What a graph consists of."""
+
+
+class Drawn(NamedTuple):
+    """One graph, and how it runs: see `opweave_conformance.fuzz.check`."""
+
+    entries: tuple[Entry, ...]
+    outputs: tuple[int, ...]
+    pins: tuple[tuple[int, str], ...] = ()
+    precision: str = "exact"
+    runs: int = 1
+    how: str = "run"
+
+
+class Example(NamedTuple):
+    """Graphs that are built and run one after the other on one scheduler.
+
+    Attributes:
+        options: arguments of the scheduler.
+        limits: (device, name, value).
+    """
+
+    graphs: tuple[Drawn, ...]
+    devices: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+    limits: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes it computes."""
+        return sum(isinstance(e, NodeEntry) and e.op not in _VIEWS for g in self.graphs for e in g.entries)
+
+
+_VIEWS: Final = frozenset({"reshape", "transpose", "slice", "broadcast_to", "diagonal"})
+
+
+def script(example: Example, what: str = "") -> str:
+    """The example as a script, which ends with an exception where a device is wrong.
+
+    Raises:
+        SchedulerError: a node has an attribute that cannot be written down.
+    """
+    combined = [d.removeprefix("combined:").split("+") for d in example.devices if d.startswith("combined:")]
+    body = [f"ow.combine({members!r})" for members in combined]
+    body += [f"tune({device!r}, {name}={value})" for device, name, value in example.limits]
+    options = "".join(f", {name}={literal(value)}" for name, value in example.options)
+    devices = ", ".join(map(repr, example.devices))
+    body.append(f"with ow.Scheduler([{devices}]{options}) as scheduler:")
+    for graph in example.graphs:
+        body += [f"    {line}" for line in lines_of(graph)]
+    used = ["Leaves", "check"]
+    text = "\n".join(body)
+    used += [name for name in ("apply", "tune") if f"{name}(" in text]
+    head = ['"""' + what.replace("\\", "\\\\").replace('"""', "'''") + '"""', ""] if what else []
+    environ = {k: v for k, v in sorted(os.environ.items()) if k in _ENVIRONMENT}
+    if environ:
+        head += ["import os", "", *[f"os.environ.setdefault({k!r}, {v!r})" for k, v in environ.items()], ""]
+    head += ["import opweave as ow", f"from opweave_conformance.fuzz import {', '.join(sorted(used))}", ""]
+    return "\n".join([*head, text, ""])
+
+
+_ENVIRONMENT: Final = ("OPWEAVE_CPU_DEVICES", "OPWEAVE_OPENCL_DEVICES", "OPWEAVE_TORCH_SEPARATE", "OPWEAVE_BACKENDS",
+                       "OPWEAVE_BACKEND_PATH", "OPWEAVE_COMBINE")  # fmt: skip
+"""Variables that say which devices there are."""
+
+
+def lines_of(graph: Drawn) -> list[str]:
+    """The statements that make a graph and check it."""
+    lines = ["leaves = Leaves()"]
+    for i, entry in enumerate(graph.entries):
+        if isinstance(entry, LeafEntry):
+            lines.append(f"t{i} = {_leaf(i, entry)}")
+        else:
+            lines.append(f"t{i} = {_node(entry)}")
+    arguments = "".join(f"t{i}, " for i in graph.outputs)
+    extra = ""
+    if graph.pins:
+        extra += ", pins={" + ", ".join(f"t{i}: {device!r}" for i, device in graph.pins) + "}"
+    for name, default in (("precision", "exact"), ("runs", 1), ("how", "run")):
+        value = getattr(graph, name)
+        if value != default:
+            extra += f", {name}={value!r}"
+    lines.append(f"check(scheduler, leaves, ({arguments}){extra})")
+    return lines
+
+
+def _leaf(i: int, leaf: LeafEntry) -> str:
+    if leaf.kind == "number":
+        return f"leaves.number({leaf.values}, {leaf.dtype!r})"
+    code = f"leaves.{leaf.kind}('x{i}', {literal(leaf.shape)}, {leaf.dtype!r}"
+    for name, default in (("values", "normal"), ("high", 0), ("seed", 0), ("device", "")):
+        value = getattr(leaf, name)
+        if value != default:
+            code += f", {name}={value!r}"
+    return code + ")"
+
+
+def _node(entry: NodeEntry) -> str:
+    srcs = [f"t{s}" for s in entry.srcs]
+    attrs = entry.attrs
+    match entry.op:
+        case "reshape" | "broadcast_to":
+            return f"{srcs[0]}.{entry.op}({literal(attrs['shape'])})"
+        case "transpose":
+            return f"{srcs[0]}.transpose({literal(attrs['axes'])})"
+        case "slice":
+            return f"{srcs[0]}[{', '.join(map(_key, attrs['key']))}]"
+        case "diagonal":
+            return f"ow.diagonal({srcs[0]}, {literal(attrs['offset'])})"
+    named = [f"{name}={literal(value)}" for name, value in attrs.items()]
+    return f"apply({', '.join([repr(entry.op), *srcs, *named])})"
+
+
+def _key(part: Any) -> str:
+    """One axis of a slice, as in NumPy."""
+    if isinstance(part, int):
+        return str(part)
+    if part is None:
+        return "None"
+    start, stop, step = part
+    return f"{start}:{stop}" + (f":{step}" if step != 1 else "")
+
+
+def renumbered(
+    entries: Sequence[Entry], outputs: Sequence[int]
+) -> tuple[tuple[Entry, ...], tuple[int, ...], dict[int, int]]:
+    """The entries that ``outputs`` need, numbered anew: with the outputs' numbers, and old -> new ones."""
+    needed: set[int] = set()
+    stack = list(outputs)
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            entry = entries[i]
+            stack += entry.srcs if isinstance(entry, NodeEntry) else ()
+    new = {old: number for number, old in enumerate(sorted(needed))}
+    kept: list[Entry] = []
+    for old in sorted(needed):
+        entry = entries[old]
+        if isinstance(entry, NodeEntry):
+            entry = entry._replace(srcs=tuple([new[s] for s in entry.srcs]))
+        kept.append(entry)
+    return tuple(kept), tuple([new[o] for o in outputs]), new

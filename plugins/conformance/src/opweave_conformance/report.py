@@ -1,0 +1,104 @@
+"""Summaries of a run: the matrix, the failures, what to implement next; and all of it as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opweave.graph.dtypes import DTYPES
+from opweave_conformance.levels import LEVELS
+
+if TYPE_CHECKING:
+    from opweave_conformance.result import Result
+    from opweave_conformance.suite import Suite
+
+__all__ = ["Cell", "Refusal", "as_json", "failures", "matrix", "refusals", "totals"]
+
+
+class Cell(NamedTuple):
+    """How many cases of an operation and type passed, were refused and failed. Known failures count as refused."""
+
+    passed: int = 0
+    refused: int = 0
+    failed: int = 0
+
+
+class Refusal(NamedTuple):
+    """An operation with refused cases that ``conformance.toml`` does not list.
+
+    Attributes:
+        refused, cases: the number of refused cases, and of all cases.
+        reason: the most frequent reason.
+    """
+
+    op: str
+    refused: int
+    cases: int
+    reason: str
+
+
+def totals(results: Iterable[Result]) -> Counter[str]:
+    """How many results there are of each status."""
+    return Counter(o.status for o in results)
+
+
+def failures(results: Iterable[Result]) -> list[Result]:
+    return [o for o in results if o.status == "failed"]
+
+
+def matrix(results: Iterable[Result]) -> dict[str, dict[str, Cell]]:
+    """Cells by operation and type, types in the order of `DTYPES`."""
+    rows: dict[str, dict[str, Cell]] = {}
+    for o in results:
+        if not o.op:
+            continue
+        row = rows.setdefault(o.op, {})
+        old = row.get(o.dtype, Cell())
+        kind = o.status if o.status in ("passed", "failed") else "refused"
+        row[o.dtype] = old._replace(**{kind: getattr(old, kind) + 1})
+    order = {name: i for i, name in enumerate(DTYPES)}
+    return {op: dict(sorted(row.items(), key=lambda cell: order[cell[0]])) for op, row in rows.items()}
+
+
+def refusals(results: Iterable[Result]) -> list[Refusal]:
+    """What to implement next: first the operations that are refused entirely, then those with most refused cases."""
+    cases: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = {}
+    for o in results:
+        if o.op:
+            cases[o.op] += 1
+            if o.status == "refused":
+                reasons.setdefault(o.op, Counter())[o.reason] += 1
+    found = [Refusal(op, sum(why.values()), cases[op], why.most_common(1)[0][0]) for op, why in reasons.items()]
+    return sorted(found, key=lambda r: (r.refused < r.cases, -r.refused, r.op))
+
+
+def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> dict[str, Any]:
+    """The run as one JSON document."""
+    problems = suite.problems(filtered)
+    counts = totals(suite.results)
+    return {
+        "opweave": version,
+        "name": suite.name,
+        "backend": suite.backend.name,
+        "distribution": suite.record.distribution or None,
+        "version": suite.record.version or None,
+        "devices": [device.name for device in suite.devices],
+        "levels": {str(level): LEVELS[level] for level in suite.levels},
+        "seed": suite.seed,
+        "ok": not counts["failed"] and not problems,
+        "totals": dict(counts),
+        "problems": problems,
+        "next": [refusal._asdict() for refusal in refusals(suite.results)],
+        "results": [_result(o) for o in suite.results],
+    }
+
+
+def _result(o: Result) -> dict[str, Any]:
+    row = o._asdict()
+    for name in ("nmse", "error"):
+        # JSON knows no NaN and no infinity.
+        row[name] = row[name] if math.isfinite(row[name]) else None
+    return row

@@ -1,0 +1,216 @@
+"""Every path of every kernel: limits are set to extreme values, and small operands go the ways of large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from opweave.contract import NEVER, Backend, Kind, Limit, Stream, Tunable
+from opweave.contract.kernels import KernelTable
+from opweave.contract.tunable import limits_read
+from opweave.errors import PluginError
+from opweave.host.memory import HostMemory
+from opweave.registry import Registry
+from opweave_conformance.cases import CASES
+from opweave_conformance.cases.long_operands import LONG_CASES
+from opweave_conformance.check import run_case
+from opweave_conformance.levels import paths
+from opweave_conformance.suite import Suite
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_values_of_a_limit_are_the_ends_of_what_makes_sense_and_of_what_is_right():
+    assert Limit("rows", 8, 2, 64).values() == {"1": 1, "smallest": 2, "largest": 64, "never": NEVER}
+    assert Limit("rows", 8, 1, 64).values() == {"1": 1, "largest": 64, "never": NEVER}
+    assert Limit("rows", 8, 4, 16, bounds=(4, 16)).values() == {"1": 4, "largest": 16}
+    tunable = Tunable("rows", 8, (4, 8, 32), list)
+    assert (tunable.smallest, tunable.largest) == (4, 32)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (4, 1, 3), (1, 5, 3), (True, 1, 2), (2.0, 1, 3)])
+def test_numbers_that_are_none_or_in_no_order_are_refused(numbers):
+    default, smallest, largest = numbers
+    with pytest.raises(PluginError, match="limit rows"):
+        Limit("rows", default, smallest, largest)
+    with pytest.raises(PluginError, match="in order"):
+        Limit("rows", 8, 2, 64, bounds=(4, NEVER))
+
+
+def test_reads_are_collected_where_somebody_asks():
+    rows, columns = Limit("rows", 8, 1, 64), Limit("columns", 8, 1, 64)
+    with limits_read() as read:
+        assert rows.value == 8
+        with columns.at(3):
+            pass
+    assert columns.value == 8
+    assert read == {rows}
+
+
+def test_what_was_made_under_another_value_is_not_used():
+    limit = Limit("rows", 8, 1, 64)
+    made: list[int] = []
+
+    def make() -> object:
+        made.append(limit.value)
+        return object()
+
+    with Unit().open() as stream:
+        for value in (8, 8, 1, 1):
+            if limit.value != value:
+                limit.value = value
+            stream.artefact("key", make)
+    assert made == [8, 1]
+
+
+# --- the checks -----------------------------------------------------------------------------------------------------
+
+PARTS = Limit("row_part", 1 << 20, 1, 1 << 20)
+"""Elements of a row that are added up at a time."""
+
+
+def parts_of(n: int) -> list[slice]:
+    part = min(PARTS.value, n)
+    return [slice(i, min(i + part, n)) for i in range(0, n, part)]
+
+
+def right(x: np.ndarray) -> np.ndarray:
+    return np.sum([x[..., p].sum(-1, dtype=np.float64) for p in parts_of(x.shape[-1])], axis=0)
+
+
+def last_part_only(x: np.ndarray) -> np.ndarray:
+    """Each part is treated as a row; the last one wins."""
+    return x[..., parts_of(x.shape[-1])[-1]].sum(-1)
+
+
+def without_tail(x: np.ndarray) -> np.ndarray:
+    part = min(max(2, PARTS.value), x.shape[-1])
+    return x[..., : x.shape[-1] // part * part].sum(-1)
+
+
+def first_part_twice(x: np.ndarray) -> np.ndarray:
+    some = [x[..., p].sum(-1) for p in parts_of(x.shape[-1])]
+    return sum(some) + (some[0] if len(some) > 1 else 0)
+
+
+def masked_one_too_few(x: np.ndarray) -> np.ndarray:
+    """The last element is masked out where the row does not fill the last vector."""
+    vector = min(max(4, PARTS.value), x.shape[-1])
+    return x[..., : x.shape[-1] - bool(x.shape[-1] % vector)].sum(-1)
+
+
+class Unit(HostMemory):
+    kind = Kind.ACCEL
+    kernels = KernelTable("f32", "strided")
+    limits: Sequence[Limit] = (PARTS,)
+    sums = staticmethod(right)
+
+
+@Unit.kernels("sum", when=lambda step: None if step.attrs["axes"] == (len(step.srcs[0].shape) - 1,) else "other axes")
+def add_up(stream: Stream, op: str, out, x, *, axes):
+    assert isinstance(stream.device, Unit)
+    sums, given, target = stream.device.sums, x.view, out.view
+    parts_of(1)  # as a kernel does that decides when it is bound
+    return lambda: np.copyto(target, sums(given), "unsafe")
+
+
+def checked(device: HostMemory, pattern: str, monkeypatch: pytest.MonkeyPatch, *ops: str) -> dict[str, str]:
+    """Id of each check -> its status, and the reason of failures, with cases of some operations only."""
+
+    class Acme(Backend):
+        def devices(self):
+            return [device]
+
+    registry = Registry(environ={}, search=[])
+    registry.register(Acme)
+    monkeypatch.setattr(paths, "CASES", tuple(case for case in CASES if case.op in ops))
+    suite = Suite("acme", only=[pattern], using=registry)
+    found = {}
+    for item in suite.items:
+        result = suite.perform(item)
+        found[result.id] = result.status if result else f"failed: {result.reason}"
+    return found
+
+
+def test_a_device_that_is_right_passes(monkeypatch):
+    assert checked(Unit(), "path-*", monkeypatch, "sum") == {
+        "path-row_part-1": "passed", "path-row_part-largest": "passed", "path-row_part-never": "passed",
+        "path-row_part-smallest": "skipped", **{f"path-all-{value}": "passed" for value in paths.VALUES},
+    }  # fmt: skip
+    assert PARTS.value == PARTS.default
+
+
+@pytest.mark.parametrize("fault", [last_part_only, without_tail, first_part_twice, masked_one_too_few])
+def test_planted_faults_of_large_operands_are_found_on_small_ones(fault, monkeypatch):
+    class Faulty(Unit):
+        sums = staticmethod(fault)
+
+    found = checked(Faulty(), "path-row_part-*", monkeypatch, "sum")
+    assert found["path-row_part-1"].startswith("failed: with row_part=1, the other limits as they are, ")
+    assert "cases fail; sum-f32-" in found["path-row_part-1"]
+    assert found["path-row_part-never"] == "passed"
+    assert PARTS.value == PARTS.default, "it is as it was, after failures too"
+
+
+def test_a_limit_that_no_case_reads_fails(monkeypatch):
+    class Careless(Unit):
+        limits = (PARTS, Limit("unread", 8, 1, 64))
+
+    found = checked(Careless(), "path-unread-*", monkeypatch, "sum")
+    assert found["path-unread-1"] == (
+        "failed: no case of the suite reads the limit unread: none of its ways through a kernel is tried"
+    )
+
+
+# --- the device of this project that is many programs ---------------------------------------------------------------
+
+
+def test_the_row_that_was_cut_between_threads_would_be_found(monkeypatch):
+    """Of a walk with one axis that axis was divided, also where it is a row."""
+    pytest.importorskip("llvmlite", reason="nothing is compiled")
+    walk = pytest.importorskip("opweave_cpu.jit.walk")
+    from opweave_cpu.device import CpuDevice
+    from opweave_cpu.threads import THREADS
+
+    monkeypatch.setattr(THREADS, "default", 2)
+    real = walk.walk_over
+    ops = ("softmax", "cumsum", "rms_norm", "log_softmax")
+    assert set(checked(CpuDevice(), "path-compiled_work-1", monkeypatch, *ops).values()) == {"passed"}
+
+    def all_divisible(*args, rows=False):
+        found = real(*args, rows=rows)
+        return found._replace(divisible=len(found.lengths) if len(found.lengths) == 1 else found.divisible)
+
+    monkeypatch.setattr("opweave_cpu.jit.rows.walk_over", all_divisible)
+    found = checked(CpuDevice(), "path-compiled_work-1", monkeypatch, *ops)
+    assert found["path-compiled_work-1"].startswith("failed: with compiled_work=1, the other limits as they are, ")
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "cumsum"])
+def test_long_operands_find_that_row_without_any_limit(op, monkeypatch):
+    pytest.importorskip("llvmlite", reason="nothing is compiled")
+    pytest.importorskip("opweave_cpu.jit.walk")
+    from opweave_cpu.device import CpuDevice
+    from opweave_cpu.jit import rows, walk
+    from opweave_cpu.threads import THREADS
+
+    monkeypatch.setattr(THREADS, "default", 2)
+    real = walk.walk_over
+    mine = [case for case in LONG_CASES if case.op == op and case.operands[0].shape[-1] > 1 << 14]
+    assert [run_case(CpuDevice(), case).status for case in mine] == ["passed"] * len(mine)
+
+    def all_divisible(*args, rows=False):
+        found = real(*args, rows=rows)
+        return found._replace(divisible=len(found.lengths))
+
+    monkeypatch.setattr(rows, "walk_over", all_divisible)
+    assert "failed" in [run_case(CpuDevice(), case).status for case in mine]
+
+
+def test_long_operands_are_beside_the_others():
+    assert len({case.id for case in LONG_CASES}) == len(LONG_CASES)
+    assert not {case.id for case in LONG_CASES} & {case.id for case in CASES}
+    for case in LONG_CASES:
+        assert case.build(*case.tensors()).root.name == case.op, case.id
