@@ -7,7 +7,7 @@ from functools import partial
 from threading import Lock
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -276,7 +276,7 @@ def load(
     source: Any,
     devices: Any = None,
     *,
-    placement: Literal["priority", "cost"] = "priority",
+    placement: str = "priority",
     weights: Any = None,
     precision: Any = "exact",
     max_programs: int = 64,
@@ -289,7 +289,7 @@ def load(
             and is mapped, not read.
         devices: devices, streams or names, earlier ones preferred; ``None``: all that `opweave.default_devices` gives.
             Or a scheduler to share, which decides placement and precision itself.
-        placement: as of `opweave.Scheduler`: by priority of the devices, or by predicted cost.
+        placement: as of `opweave.Scheduler`: by priority of the devices, by predicted cost, or by a strategy of a plugin.
         weights: where initializers lie: as ``device`` of `opweave.weights`, a device or a mapping of patterns of their
             names to devices. ``None``: they are brought to the devices that use them.
         precision: as of `opweave.Scheduler`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -218,7 +218,7 @@ def import_program(
     program: ExportedProgram,
     devices: Any = None,
     *,
-    placement: Literal["priority", "cost"] = "priority",
+    placement: str = "priority",
     weights: Any = None,
     precision: Any = "exact",
     max_programs: int = 64,
@@ -236,7 +236,7 @@ def import_program(
             a program when it first appears.
         devices: devices, streams or names, earlier ones preferred; ``None``: all that `opweave.default_devices` gives.
             Or a scheduler to share, which decides placement and precision itself.
-        placement: as of `opweave.Scheduler`: by priority of the devices, or by predicted cost.
+        placement: as of `opweave.Scheduler`: by priority of the devices, by predicted cost, or by a strategy of a plugin.
         weights: where parameters lie: as ``device`` of `opweave.weights`, a device or a mapping of patterns of their
             names to devices. ``None``: they are brought to the devices that use them.
         precision: as of `opweave.Scheduler`.
