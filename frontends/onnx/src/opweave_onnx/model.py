@@ -289,7 +289,7 @@ def load(
             and is mapped, not read.
         devices: devices, streams or names, earlier ones preferred; ``None``: all that `opweave.default_devices` gives.
             Or a scheduler to share, which decides placement and precision itself.
-        placement: as of `opweave.Scheduler`: by priority of the devices, by predicted cost, or by a strategy of a plugin.
+        placement: as of `opweave.Scheduler`: by priority of the devices, by predicted cost, or by a plugin's strategy.
         weights: where initializers lie: as ``device`` of `opweave.weights`, a device or a mapping of patterns of their
             names to devices. ``None``: they are brought to the devices that use them.
         precision: as of `opweave.Scheduler`.
