@@ -155,6 +155,8 @@ def test_cheap_values_are_computed_again_before_products():
         names = [node.op.name for node in program.partition.graph.nodes if node.op is not None]
         assert names.count("linear") == LAYERS
         assert len(names) > len(Graph(outputs).nodes)
+        # Nodes that now read what is computed again are still known by those of the graph as it was built.
+        assert {program.device_of(node).name for node in Graph(outputs).nodes if not node.is_view} == {"cpu"}
         assert "gelu again" in str(program.explain()) or "rms_norm again" in str(program.explain())
 
 

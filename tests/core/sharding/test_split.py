@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,39 @@ def test_parts_lie_on_devices_of_several_backends(cpus, others, rows, monkeypatc
     got, want, why = both(devices, mlp, arrays, by, {x.key: integers(rng, rows, 48)})
     assert np.array_equal(got, want)
     assert {node.device for node in why.nodes if node.op == "linear"} == {device.name for device in devices}
+
+
+def test_a_limit_of_memory_keeps_what_is_known_of_shards(cpus):
+    """What is computed again makes another graph: its collectives, its weights and the tensors that stand in for those
+    of the caller's graph are still known, and an observer sees the same placement."""
+    devices, rng, width, rows = cpus[:2], np.random.default_rng(7), 32, 64
+    arrays = {f"w{i}": integers(rng, width, width) for i in range(12)}
+    x = ow.input("x_limit", (rows, width))
+    feeds, layers = {"x_limit": integers(rng, rows, width)}, [x]
+    for weight in ow.weights(arrays, device={"*": ow.Sharded(devices)}).values():
+        layers.append(ow.tanh(ow.linear(layers[-1], weight) * 0.01))
+    output = ow.gradients(ow.mean(ow.square(layers[-1])), [x])[0]
+
+    def known(program):
+        source, found = program.partition.source, {}
+        for i, layer in enumerate(layers):  # of some layers there are only parts
+            with suppress(ow.SchedulerError):
+                found[i] = program.device_of(layer)
+        return len(source.sharded), len(source.collectives) > 0, found
+
+    with ow.Scheduler(devices) as scheduler:
+        program = scheduler.build(output)
+        want, facts = program.run(feeds), known(program)
+        size = sum(scheduler.buffer_size(device.name) for device in devices)
+    assert facts[:2] == (12, True)
+    with ow.Scheduler(devices, memory_limit=int(0.8 * size)) as scheduler:
+        program = scheduler.build(output)
+        again = [node for node in program.partition.graph.nodes if node.name.endswith(" again")]
+        assert again
+        assert known(program) == facts
+        assert "shards w0 f32" in str(program.explain())
+        shown: list[ow.Tensor] = []
+        with program.observe(lambda node, value: shown.append(node), again[:2]):
+            assert np.array_equal(program.run(feeds), want)
+        assert shown == again[:2]
+        assert np.array_equal(program.run(feeds), want)

@@ -25,7 +25,6 @@ class Graph:
         outputs: the tensors to compute.
         nodes: computed tensors and views in an order that is safe to run.
         leaves: the leaves that they need, in order of first use.
-        sharded: the weights of which it reads shards; empty unless the graph was split over devices.
 
     Raises:
         HazardError: two nodes write the same version of a state; a reader of a version cannot come before the writer of
@@ -35,8 +34,6 @@ class Graph:
     """
 
     __slots__ = ("leaves", "nodes", "outputs")
-
-    sharded: tuple[Tensor, ...] = ()
 
     def __init__(self, outputs: Tensor | Sequence[Tensor]) -> None:
         if not isinstance(outputs, Iterable) and not isinstance(outputs, Tensor):

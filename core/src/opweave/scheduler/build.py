@@ -30,6 +30,7 @@ from opweave.scheduler.partition import partition
 from opweave.scheduler.precision import Allowed, precisions_of
 from opweave.scheduler.program import Outputs, Program
 from opweave.scheduler.runs import ProgramState
+from opweave.scheduler.source import Source
 from opweave.scheduler.splits import Partition
 from opweave.scheduler.target import Target
 from opweave.scheduler.template import Planning, Template, looks_alike
@@ -74,83 +75,76 @@ class Builder:
         allowed: Allowed,
     ) -> Partition:
         """The graph of ``tensors``, placed and divided into splits."""
-        graph = Graph(tensors)
-        if any(t.leaf is not None and t.leaf.shards is not None for t in graph.leaves):
-            graph, pins, placed = self._split(graph, pins, placed, allowed)
+        source = Source(Graph(tensors), pins, placed)
+        if any(t.leaf is not None and t.leaf.shards is not None for t in source.graph.leaves):
+            source = self._split(source, allowed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
-            graph, pins = self._within_limit(graph, pins, allowed, self.memory_limit)
-        return self._divide(graph, pins, placed, precisions_of(graph.nodes, allowed))
+            source = self._within_limit(source, allowed, self.memory_limit)
+        return self._divide(source, precisions_of(source.graph.nodes, allowed))
 
-    def _split(
-        self, graph: Graph, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement], allowed: Allowed
-    ) -> tuple[Graph, Mapping[Tensor, int], Mapping[Tensor, Placement]]:
+    def _split(self, source: Source, allowed: Allowed) -> Source:
         """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
         from opweave.scheduler.collectives import links_of  # most programs have no weights in shards
         from opweave.sharding.split import split_graph
 
         targets, index = self.targets, {target.name: target.index for target in self.targets}
-        kept = {**dict.fromkeys(placed), **{tensor: targets[at].name for tensor, at in pins.items()}}
-        new, devices, changed = split_graph(graph, kept, links_of(targets, allowed))
-        given = {changed.get(tensor, tensor): at for tensor, at in pins.items()}
-        for tensor, name in devices.items():
+        kept = {**dict.fromkeys(source.placed), **{tensor: targets[at].name for tensor, at in source.pins.items()}}
+        split = split_graph(source.graph, kept, links_of(targets, allowed))
+        made = source.rewritten(split.graph, split.stand_ins)
+        pins = dict(made.pins)
+        for tensor, name in split.devices.items():
             at = index.get(name)
             if at is not None and tensor.signature is not None and targets[at].support(tensor.signature).reason is None:
-                given.setdefault(tensor, at)
-        new.pins = given
-        new.causes = {tensor: "shard" for tensor in devices if tensor in given}
-        return new, given, {changed.get(tensor, tensor): where for tensor, where in placed.items()}
+                pins.setdefault(tensor, at)
+        causes = {tensor: "shard" for tensor in split.devices if tensor in pins}
+        return replace(made, pins=pins, causes=causes, sharded=split.sharded, collectives=split.collectives)
 
-    def _within_limit(
-        self, graph: Graph, pins: Mapping[Tensor, int], allowed: Allowed, limit: int
-    ) -> tuple[Graph, Mapping[Tensor, int]]:
-        """The graph with as much computed again as the limit of memory asks for, and the pins of its nodes."""
+    def _within_limit(self, source: Source, allowed: Allowed, limit: int) -> Source:
+        """The graph with as much computed again as the limit of memory asks for."""
         from opweave.scheduler.recompute import less_memory  # most schedulers have no limit
 
-        def planned(tried: Graph) -> int:
-            parts = self._divide(tried, pins, {}, precisions_of(tried.nodes, allowed))
+        def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
+            parts = self._divide(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
-        graph, changed = less_memory(graph, limit, planned)
-        least = planned(graph)
+        graph, changed = less_memory(source.graph, limit, planned)
+        least = planned(graph, changed)
         if least > limit:
             what, remedy = (
                 f"a plan within memory_limit={limit:,}",
                 "computing again saves no more; take smaller batches",
             )
             raise AllocationError(what, least, limit, remedy)
-        return graph, {changed.get(tensor, tensor): index for tensor, index in pins.items()}
+        return source.rewritten(graph, changed)
 
     def _divide(
-        self,
-        graph: Graph,
-        pins: Mapping[Tensor, int],
-        placed: Mapping[Tensor, Placement],
-        precisions: Mapping[Tensor, Precision],
-        observed: Collection[Tensor] = (),
+        self, source: Source, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()
     ) -> Partition:
-        if self.strategy is not None:
+        predicted = None
+        if self.strategy is None:
+            assignment = assign(
+                source.graph, self.targets, source.pins, self.op_offload, source.placed, precisions
+            ).with_causes(source.causes)
+        else:
             from opweave.scheduler.strategy import PlacementProblem  # most schedulers place by priority
 
-            problem = PlacementProblem(graph, self.targets, pins, self.op_offload, placed, precisions)
+            problem = PlacementProblem(source, self.targets, self.op_offload, precisions)
             assignment, predicted = self.strategy(problem)
-            return replace(partition(graph, assignment, placed, observed), prediction=predicted)
-        assignment = assign(graph, self.targets, pins, self.op_offload, placed, precisions)
-        assignment = assignment.with_causes(getattr(graph, "causes", {}))  # of a graph with weights in shards
-        return partition(graph, assignment, placed, observed)
+        parts = partition(source, assignment, observed)
+        return parts if predicted is None else replace(parts, prediction=predicted)
 
     def compile(
         self,
         parts: Partition,
         form: Outputs,
-        pins: Mapping[Tensor, int],
         show: Show | None = None,
         similar: Iterable[Program] = (),
     ) -> Program:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``similar``
         programs of this scheduler may have calls that can be used again."""
         former = next((known._former for known in similar if known._former.is_alike(parts)), None)
-        return self._compile(Planning(parts, fuse(parts)), form, pins, show, former)
+        return self._compile(Planning(parts, fuse(parts)), form, show, former)
 
     def resized(self, outputs: tuple[Tensor, ...], form: Outputs, similar: Iterable[Program]) -> Program | None:
         """The program of ``outputs`` by the template of one of ``similar`` programs, which differ from it in sizes at
@@ -167,14 +161,12 @@ class Builder:
             tried.add(template)
             planned = None if template is None else template.plan(outputs)
             if planned is not None:
-                program = self._compile(planned, form, {}, None, known._former)
+                program = self._compile(planned, form, None, known._former)
                 program._take_template(known)
                 return program
         return None
 
-    def _compile(
-        self, planned: Planning, form: Outputs, pins: Mapping[Tensor, int], show: Show | None, former: Former | None
-    ) -> Program:
+    def _compile(self, planned: Planning, form: Outputs, show: Show | None, former: Former | None) -> Program:
         parts, groups = planned.partition, planned.groups
         plan, bindings, leases = self._take_memory(planned, 1 if show is not None else self.n_slots, former)
         executor = self.executor
@@ -183,7 +175,7 @@ class Builder:
             listed=planned.operands,
         )  # fmt: skip
         state = ProgramState(parts, lists, leases, form)
-        variant = partial(self._with_observed, parts, form, pins)
+        variant = partial(self._with_observed, parts, form)
         return Program(executor, state, groups, plan.nbytes, variant, self.forget)
 
     def again(self, program: Program) -> Program:
@@ -193,16 +185,13 @@ class Builder:
         precisions = parts.assignment.capabilities.precisions
         capabilities = Capabilities(self.targets, parts.graph.leaves, nodes, precisions)
         assignment = replace(parts.assignment, capabilities=capabilities)
-        return self.compile(partition(parts.graph, assignment, parts.placed), program._state.form, {})
+        return self.compile(partition(parts.source, assignment), program._state.form)
 
-    def _with_observed(
-        self, parts: Partition, form: Outputs, pins: Mapping[Tensor, int], observed: Collection[Tensor], show: Show
-    ) -> Program:
+    def _with_observed(self, parts: Partition, form: Outputs, observed: Collection[Tensor], show: Show) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self.executor.lock:
-            pins = getattr(parts.graph, "pins", pins)  # of a graph with weights in shards
-            planned = self._divide(parts.graph, pins, parts.placed, parts.assignment.capabilities.precisions, observed)
-            return self.compile(planned, form, pins, show)
+            planned = self._divide(parts.source, parts.assignment.capabilities.precisions, observed)
+            return self.compile(planned, form, show)
 
     def _take_memory(
         self, planned: Planning, slots: int, former: Former | None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.precision import Allowed
+    from opweave.scheduler.source import Source
     from opweave.scheduler.target import Target
 
 __all__ = ["Exchange", "Exchanges", "backend_collectives", "links_of", "plan_exchanges"]
@@ -143,13 +144,10 @@ def backend_collectives(
     return (found, support) if support.order == "shards" or same or rough else None
 
 
-def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tensor]) -> Exchanges:
+def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[Tensor]) -> Exchanges:
     """Which nodes of a graph with weights in shards are computed by an exchange, and not by the graph's own nodes.
-
-    Args:
-        fixed: nodes that are computed as they are: observed ones, and those whose memory the caller decided.
-    """
-    known: Mapping[Tensor, Collective] = getattr(graph, "collectives", {})
+    Observed ones, and those whose memory the caller decided, are computed as they are."""
+    known, fixed = source.collectives, {*source.placed, *observed}
     target_of, targets, able = assignment.target_of, assignment.targets, assignment.capabilities
     by_name = {target.name: target for target in targets}
 
@@ -196,7 +194,7 @@ def plan_exchanges(graph: Graph, assignment: Assignment, fixed: Collection[Tenso
                 ends[end] = ends[end]._replace(together=together)
             else:
                 del ends[end]
-    return Exchanges(ends, _absorbed(graph, {end: known[end] for end in ends}))
+    return Exchanges(ends, _absorbed(source.graph, {end: known[end] for end in ends}))
 
 
 def _absorbed(graph: Graph, replaced: Mapping[Tensor, Collective]) -> set[Tensor]:

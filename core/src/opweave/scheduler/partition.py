@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
@@ -21,11 +20,10 @@ from opweave.scheduler.target import Support, packing_support
 if TYPE_CHECKING:
     from opweave.contract.buffer import Buffer
     from opweave.graph.dtypes import DType
-    from opweave.graph.graph import Graph
-    from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
     from opweave.scheduler.collectives import Exchange
+    from opweave.scheduler.source import Source
     from opweave.scheduler.target import Target
 
 __all__ = ["partition"]
@@ -34,19 +32,13 @@ NO_EXCHANGES: Final[tuple[Mapping[Tensor, Exchange], Collection[Tensor]]] = ({},
 """Of graphs that read no weights in shards."""
 
 
-def partition(
-    graph: Graph,
-    assignment: Assignment,
-    placed: Mapping[Tensor, Placement] = MappingProxyType({}),
-    observed: Collection[Tensor] = (),
-) -> Partition:
-    """Cut ``graph`` at every change of device and after every observed node, and find what must be copied where.
+def partition(source: Source, assignment: Assignment, observed: Collection[Tensor] = ()) -> Partition:
+    """Cut the graph at every change of device and after every observed node, and find what must be copied where.
 
     Args:
-        placed: computed tensors whose memory the caller decided.
         observed: nodes whose values an observer gets in each run.
     """
-    return _Partitioner(graph, assignment, placed, observed).run()
+    return _Partitioner(source, assignment, observed).run()
 
 
 class _OpenSplit:
@@ -67,12 +59,11 @@ class _OpenSplit:
 
 
 class _Partitioner:
-    def __init__(
-        self, graph: Graph, assignment: Assignment, placed: Mapping[Tensor, Placement], observed: Collection[Tensor]
-    ) -> None:
-        self.graph: Final = graph
+    def __init__(self, source: Source, assignment: Assignment, observed: Collection[Tensor]) -> None:
+        self.source: Final = source
+        self.graph: Final = source.graph
         self.assignment: Final = assignment
-        self.placed: Final = placed
+        self.placed: Final = source.placed
         self.observed: Final = observed
         self.targets: Final = assignment.targets
         self.target_of: Final = assignment.target_of
@@ -86,10 +77,10 @@ class _Partitioner:
         self.opened = 0  # the first storage that the current split may have made
         self.packers: dict[object, Support | None] = {}
         self.exchanges: tuple[Mapping[Tensor, Exchange], Collection[Tensor]] = NO_EXCHANGES
-        if getattr(graph, "collectives", None):
+        if source.collectives:
             from opweave.scheduler.collectives import plan_exchanges  # most graphs read no weights in shards
 
-            self.exchanges = plan_exchanges(graph, assignment, {*placed, *observed})
+            self.exchanges = plan_exchanges(source, assignment, observed)
         self.sent: dict[tuple[Tensor, Tensor], StorageView] = {}  # end of a collective and term -> the copy it got
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
@@ -188,7 +179,7 @@ class _Partitioner:
                 storages.leaf(leaf_tensor, leaf, targets[target_of[leaf_tensor]])
         storages.pad(split.closed() for split in self.splits)
         return Partition(
-            self.graph, self.assignment, self.placed, [split.closed() for split in self.splits], sizes, arenas, names,
+            self.source, self.assignment, [split.closed() for split in self.splits], sizes, arenas, names,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 

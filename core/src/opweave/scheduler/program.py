@@ -111,9 +111,9 @@ class Planned:
         return self.partition.prediction
 
     def _now(self, tensor: Tensor) -> Tensor:
-        """The tensor in this program's graph that has the value of ``tensor``: another one behind weights in shards."""
-        stand_ins: Mapping[Tensor, Tensor] = getattr(self.partition.graph, "now", {})
-        return stand_ins.get(tensor, tensor)
+        """The tensor in this program's graph that has the value of ``tensor``: another one behind weights in shards, or
+        behind what is computed again."""
+        return self.partition.source.stand_ins.get(tensor, tensor)
 
     def device_of(self, tensor: Tensor) -> Device:
         """The device on which a node runs or a leaf lies.

@@ -28,7 +28,9 @@ SEGMENTS: Final = (32, 24, 16, 12, 8, 6, 4, 3, 2)
 """Into how many segments a graph is divided where computing single values again is not enough."""
 
 
-def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tuple[Graph, dict[Tensor, Tensor]]:
+def less_memory(
+    graph: Graph, limit: int, planned: Callable[[Graph, Mapping[Tensor, Tensor]], int]
+) -> tuple[Graph, dict[Tensor, Tensor]]:
     """The graph, changed to compute as little as possible again for a plan that takes at most ``limit`` bytes.
 
     Values are tried in the order of what computing them again costs for each byte that it saves, by bisection. Where
@@ -38,14 +40,14 @@ def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tu
     Args:
         graph: the graph as it was built.
         limit: bytes of temporaries.
-        planned: bytes that the plan of a graph takes.
+        planned: bytes that the plan of such a graph takes, of which the second argument says what replaces what.
 
     Returns:
         The graph whose plan takes no more than the limit, else the one that takes least; and for each node that reads
         something that is computed again, what is in its place.
     """
     best: tuple[Graph, dict[Tensor, Tensor]] = graph, {}
-    least = planned(graph)
+    least = planned(graph, {})
     if least <= limit:
         return best
     values = _Values(graph)
@@ -53,7 +55,7 @@ def less_memory(graph: Graph, limit: int, planned: Callable[[Graph], int]) -> tu
     def fits(chosen: Collection[Tensor]) -> bool:
         nonlocal best, least
         tried = _rewritten(graph, values.with_sources(chosen))
-        size = planned(tried[0])
+        size = planned(*tried)
         if size <= limit or size < least:
             best, least = tried, size
         return size <= limit

@@ -249,7 +249,7 @@ def explain(
         for copy in split.write_backs:
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
-    for tensor in graph.sharded:
+    for tensor in partition.source.sharded:
         assert tensor.leaf is not None
         assert tensor.leaf.shards is not None
         shards = tensor.leaf.shards

@@ -262,10 +262,10 @@ class Scheduler:
                 program = self._builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
                 if program is None:
                     builder, parts = self._plan(tensors, pinned, placed, allowed)
-                    several = parts.graph.sharded and len({split.target.index for split in parts.splits}) > 1
+                    several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
                     if several and self._compute_at_once():
                         builder, parts = self._plan(tensors, pinned, placed, allowed)
-                    program = builder.compile(parts, outputs, dict(pinned), similar=self._similar(form, tensors))
+                    program = builder.compile(parts, outputs, similar=self._similar(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -491,10 +491,10 @@ class Scheduler:
     def _withdraw_leaves(self, device: Device) -> None:
         graphs = [state.partition for state in self._executor.states]
         for parts in graphs:
-            if parts.graph.sharded:
+            if parts.source.sharded:
                 from opweave.sharding.placing import keep_values  # weights of most programs are whole
 
-                keep_values(parts.graph.sharded, device)
+                keep_values(parts.source.sharded, device)
         leaves = {t: None for parts in graphs for t in parts.leaves}
         for tensor in leaves:
             withdraw(tensor, device)

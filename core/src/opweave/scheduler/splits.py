@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.assign import Assignment
+    from opweave.scheduler.source import Source
     from opweave.scheduler.strategy import Prediction
     from opweave.scheduler.target import Support, Target
 
@@ -159,8 +160,7 @@ class Partition:
     """A graph divided into splits.
 
     Attributes:
-        graph, assignment: what was divided.
-        placed: computed tensors whose memory the caller decided.
+        source, assignment: what was divided.
         splits: in the order they run.
         sizes: bytes, by storage id.
         arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
@@ -174,9 +174,8 @@ class Partition:
             (`Program.predicted`).
     """
 
-    graph: Graph
+    source: Source
     assignment: Assignment
-    placed: Mapping[Tensor, Placement]
     splits: Sequence[Split]
     sizes: Sequence[int]
     arenas: Sequence[int]
@@ -187,6 +186,15 @@ class Partition:
     inputs: Mapping[Tensor, int]
     outputs: Sequence[StorageView | None]
     prediction: Prediction | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.source.graph
+
+    @property
+    def placed(self) -> Mapping[Tensor, Placement]:
+        """Computed tensors whose memory the caller decided."""
+        return self.source.placed
 
     @property
     def leaves(self) -> list[Tensor]:

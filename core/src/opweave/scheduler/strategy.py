@@ -16,10 +16,10 @@ from opweave.scheduler.assign import Assignment, assign
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.graph import Graph
-    from opweave.graph.leaf import Placement
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.allocate import MemoryUse
+    from opweave.scheduler.source import Source
     from opweave.scheduler.splits import Partition
     from opweave.scheduler.target import Target
 
@@ -60,20 +60,20 @@ class PlacementProblem:
     """What a strategy is given.
 
     Attributes:
-        graph: the graph whose nodes are to be placed.
+        source: the graph whose nodes are to be placed, with pins and what else was decided of it before.
         targets: the scheduler's devices, in order of priority; ``target.support(node.signature)`` says what each runs.
-        pins: tensor -> index of the target that the caller named for it.
         op_offload: as of `opweave.Scheduler`.
-        placed: computed tensors whose memory the caller decided.
         precisions: nodes that may be computed less than exactly.
     """
 
-    graph: Graph
+    source: Source
     targets: Sequence[Target]
-    pins: Mapping[Tensor, int]
     op_offload: bool
-    placed: Mapping[Tensor, Placement]
     precisions: Mapping[Tensor, Precision]
+
+    @property
+    def graph(self) -> Graph:
+        return self.source.graph
 
     @cached_property
     def by_priority(self) -> Assignment:
@@ -82,14 +82,16 @@ class PlacementProblem:
         Raises:
             UnsupportedOpError: as `assign`.
         """
-        return assign(self.graph, self.targets, self.pins, self.op_offload, self.placed, self.precisions)
+        return self._by_rules(self.source.pins).with_causes(self.source.causes)
 
     @cached_property
     def fixed(self) -> Mapping[Tensor, int]:
         """Computed tensors whose target is decided beforehand -> its index: those that are pinned, or write memory that
         lies there. No strategy moves them."""
         rules = self.by_priority
-        return {t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage") and t.op}
+        return {
+            t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage", "shard") and t.op
+        }
 
     def assigned(self, choice: Mapping[Tensor, int], cause: str) -> Assignment:
         """The assignment with nodes on the targets of ``choice``, for that cause; those that it leaves out are where
@@ -101,10 +103,12 @@ class PlacementProblem:
         rules, fixed = self.by_priority, self.fixed
         nodes = [node for node in rules.target_of if node.op is not None and node.base is None]
         wanted = {node: fixed.get(node, choice.get(node, rules.target_of[node])) for node in nodes}
-        leaf_pins = {tensor: at for tensor, at in self.pins.items() if tensor.op is None}
-        pins = wanted | leaf_pins
-        made = assign(self.graph, self.targets, pins, self.op_offload, self.placed, self.precisions)
-        return made.with_causes({node: rules.causes[node] if node in fixed else cause for node in wanted})
+        leaf_pins = {tensor: at for tensor, at in self.source.pins.items() if tensor.op is None}
+        causes = {node: rules.causes[node] if node in fixed else cause for node in wanted}
+        return self._by_rules(wanted | leaf_pins).with_causes(causes)
+
+    def _by_rules(self, pins: Mapping[Tensor, int]) -> Assignment:
+        return assign(self.source.graph, self.targets, pins, self.op_offload, self.source.placed, self.precisions)
 
 
 Strategy = Callable[[PlacementProblem], tuple[Assignment, Prediction | None]]

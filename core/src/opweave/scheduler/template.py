@@ -22,6 +22,7 @@ from opweave.scheduler.assign import Assignment
 from opweave.scheduler.capabilities import ask_repacked, whole_sources
 from opweave.scheduler.fuse import Groups, fuse
 from opweave.scheduler.operands import Operands, pick
+from opweave.scheduler.source import Source
 from opweave.scheduler.splits import Partition, PlannedStep, Split, StorageView
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class Template:
             owners = {**owners, **{storage: (tensors[i], owners[storage][1]) for i, storage in self._constants}}
         split = known.splits[0]
         partition = Partition(
-            graph, assignment, known.placed, [Split(split.index, split.target, [], steps, [], None)], sizes,
+            Source(graph), assignment, [Split(split.index, split.target, [], steps, [], None)], sizes,
             known.arenas, pick(tensors, self._values), owners, known.unpacked, known.repacked,
             {tensors[i]: storage for i, storage in self._inputs},
             [StorageView.of(output, storage) for output, storage in zip(outputs, self._results, strict=True)],
@@ -313,7 +314,14 @@ def _is_uniform(partition: Partition) -> bool:
     able, items = assignment.capabilities, splits[0].items if splits else ()
     if len(splits) != 1 or not items or partition.copies or splits[0].observed is not None:
         return False
-    special = (graph.sharded, partition.placed, partition.unpacked, assignment.fetched, able.precisions, able.prepared)
+    special = (
+        partition.source.sharded,
+        partition.placed,
+        partition.unpacked,
+        assignment.fetched,
+        able.precisions,
+        able.prepared,
+    )
     if any(special) or "pinned" in assignment.causes.values():
         return False
     if any(signature.memories or signature.precision != "exact" for signature in able.special.values()):

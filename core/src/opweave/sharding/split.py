@@ -16,38 +16,13 @@ from opweave.graph.tensor import Tensor, constant, node, view_node
 from opweave.ops import movement
 from opweave.ops.matmul import LINEAR, MATMUL
 from opweave.ops.selection import where
-from opweave.sharding.values import NO_LINKS, Links, Spread, Values, cast_on
+from opweave.sharding.values import NO_LINKS, Collective, Links, Spread, Values, cast_on
 from opweave.sharding.ways import SUM, Way, ways
 
-__all__ = ["SplitGraph", "again", "split_graph"]
+__all__ = ["again", "split_graph"]
 
 LEAST: Final = 1 << 16
 """Every device may compute an operation for itself if the unsplit weights that it reads have at most so many bytes."""
-
-
-class SplitGraph(Graph):
-    """A graph with parts in place of weights in shards.
-
-    Attributes:
-        now: tensor of the original graph -> the tensor here that has its whole value, if there is one.
-        spread: tensor of the original graph -> its parts here.
-        pins: tensor of this graph -> the index of its target, set by the builder.
-        causes: tensor of this graph that belongs to a part -> ``"shard"``.
-        collectives: the last node of a collective on a device -> that collective.
-    """
-
-    def __init__(self, outputs: tuple[Tensor, ...], sharded: tuple[Tensor, ...], values: Values) -> None:
-        super().__init__(outputs)
-        here = {*self.nodes, *self.leaves}
-        self.sharded = sharded
-        self.pins: Mapping[Tensor, int] = {}
-        self.causes: Mapping[Tensor, str] = {}
-        self.now: Final[dict[Tensor, Tensor]] = dict(values.plain)
-        for (tensor, _), made in values.copies.items():
-            if made in here:
-                self.now.setdefault(tensor, made)
-        self.collectives: Final = {t: c for t, c in values.collectives.items() if t in here}
-        self.spread: Final = {t: s for t, s in values.spread.items() if here.issuperset(s.parts)}
 
 
 class Split(NamedTuple):
@@ -55,13 +30,17 @@ class Split(NamedTuple):
 
     Attributes:
         graph: the new graph.
+        sharded: the weights in shards that the old one reads.
         devices: node of the new graph that belongs to the device of a part -> the name of that device.
-        changed: pinned or placed tensor of the old graph -> that of the new one, where they differ.
+        stand_ins: tensor of the old graph -> the tensor of the new one that has its whole value, if there is one.
+        collectives: the last node of a collective on a device -> that collective.
     """
 
-    graph: SplitGraph
+    graph: Graph
+    sharded: tuple[Tensor, ...]
     devices: Mapping[Tensor, str]
-    changed: Mapping[Tensor, Tensor]
+    stand_ins: Mapping[Tensor, Tensor]
+    collectives: Mapping[Tensor, Collective]
 
 
 def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = NO_LINKS) -> Split:
@@ -78,10 +57,15 @@ def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = 
         splitter.add(tensor)
     values = splitter.values
     outputs = tuple([values.at(output, splitter.devices[0]) for output in graph.outputs])
-    new = SplitGraph(outputs, sharded, values)
-    here = set(new.nodes)
-    pins = {tensor: device for tensor, device in values.pins.items() if tensor in here}
-    return Split(new, pins, {t: values.plain[t] for t in kept if t in values.plain})
+    new = Graph(outputs)
+    here = {*new.nodes, *new.leaves}
+    devices = {tensor: device for tensor, device in values.pins.items() if tensor.op is not None and tensor in here}
+    stand_ins = dict(values.plain)
+    for (tensor, _), made in values.copies.items():
+        if made in here:
+            stand_ins.setdefault(tensor, made)
+    collectives = {end: what for end, what in values.collectives.items() if end in here}
+    return Split(new, sharded, devices, stand_ins, collectives)
 
 
 class _Splitter:

@@ -15,7 +15,7 @@ Every device has the operations of these nodes. `Collective` notes which nodes b
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -77,6 +77,20 @@ class Collective(NamedTuple):
     cut: tuple[int, int, int] | None
     bias: Tensor | None
     inner: frozenset[Tensor]
+
+    def rewritten(self, changed: Mapping[Tensor, Tensor]) -> Collective:
+        """The same of a graph in which tensors have others with their value in their place."""
+
+        def now(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+            return tuple([changed.get(tensor, tensor) for tensor in tensors])
+
+        return self._replace(
+            of=changed.get(self.of, self.of),
+            parts=now(self.parts),
+            terms=now(self.terms),
+            bias=None if self.bias is None else changed.get(self.bias, self.bias),
+            inner=frozenset(now(self.inner)),
+        )
 
 
 class Links(NamedTuple):
