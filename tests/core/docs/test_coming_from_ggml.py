@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import opweave
 from tests.core.scheduler.test_parity import OPERATIONS
 
 ROOT = Path(__file__).parents[3]
@@ -48,13 +47,13 @@ ROWS = FUNCTION_ROWS + OP_ROWS
 def resolve(path: str) -> Any:
     """What ``ow.Buffer.clear`` or ``opweave.contract.Plan.run`` means; `None` for attributes that only objects have."""
     first, *rest = path.split(".")
-    assert first in ("ow", "opweave"), path
-    value: Any = opweave
+    assert first in ("ow", "opweave", "opweave_training"), path
+    value: Any = importlib.import_module(package := "opweave" if first == "ow" else first)
     for i, name in enumerate(rest):
         if hasattr(value, name):
             value = getattr(value, name)
         elif inspect.ismodule(value):
-            value = importlib.import_module(".".join(["opweave", *rest[: i + 1]]))
+            value = importlib.import_module(".".join([package, *rest[: i + 1]]))
         else:
             assert inspect.isclass(value), path
             assert name in value.__annotations__ or name in value.__init__.__code__.co_names, path
