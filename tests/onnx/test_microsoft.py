@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 import opweave_onnx
-from tests.support.onnx_models import model, node, value
+from tests.support.onnx_models import model, node, value, weights_of_8_bits
 
 RNG = np.random.default_rng(0)
 F32, I32, I64 = np.float32, np.int32, np.int64
@@ -119,12 +119,12 @@ def test_weights_of_few_bits(bits, zeros, k):
 @pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each gate"])
 def test_lstm_with_weights_of_8_bits(dtype, each):
     count, size, hidden = 2, 6, 5
-    limits, scales = np.iinfo(dtype), (count, 4 * hidden) if each else (count,)
+    scales = (count, 4 * hidden) if each else (count,)
     # Zero points of more than one scale are those of a symmetric quantization.
     zero = np.full(scales, 0 if dtype is np.int8 else 128, dtype)
     weights = {
-        "w": RNG.integers(limits.min, limits.max, (count, size, 4 * hidden), dtype, endpoint=True),
-        "r": RNG.integers(limits.min, limits.max, (count, hidden, 4 * hidden), dtype, endpoint=True),
+        "w": weights_of_8_bits(RNG, dtype, (count, size, 4 * hidden)),
+        "r": weights_of_8_bits(RNG, dtype, (count, hidden, 4 * hidden)),
         "b": floats(count, 8 * hidden),
         "ws": RNG.uniform(0.002, 0.004, scales).astype(F32), "wz": zero,
         "rs": RNG.uniform(0.002, 0.004, scales).astype(F32), "rz": zero,

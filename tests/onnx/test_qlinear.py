@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 import opweave_onnx
-from tests.support.onnx_models import model, node, value
+from tests.support.onnx_models import model, node, value, weights_of_8_bits
 
 F32, I32 = np.float32, np.int32
 PLACEMENTS = [["cpu"], ["opencl:0", "host"]]
@@ -159,7 +159,7 @@ def test_means_of_windows(dtype, last, more):
 @pytest.mark.parametrize(("dtype", "weights"), [(np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)])
 def test_gemm(dtype, each, ta, tb, weights):
     m, k, n = 3, 37, 5
-    b = integers(weights, *((n, k) if tb else (k, n)))
+    b = weights_of_8_bits(RNG, weights, (n, k) if tb else (k, n))
     known = {"as": scale(0.02), "az": end(dtype, "high"), "b": b,
              "bs": RNG.uniform(0.01, 0.02, n).astype(F32) if each else scale(0.015),
              "bz": np.full(n, 3, weights) if each else np.array(3, weights),
@@ -178,7 +178,7 @@ def test_gemm(dtype, each, ta, tb, weights):
 @pytest.mark.parametrize("each", [False, True], ids=["one scale", "a scale for each column"])
 def test_attention_with_weights(dtype, unidirectional, each):
     hidden, heads = 8, 2
-    known = {"w": integers(dtype, hidden, 3 * hidden), "b": floats(3 * hidden), "xs": scale(0.01),
+    known = {"w": weights_of_8_bits(RNG, dtype, (hidden, 3 * hidden)), "b": floats(3 * hidden), "xs": scale(0.01),
              "ws": RNG.uniform(0.005, 0.01, 3 * hidden).astype(F32) if each else scale(0.007),
              "xz": np.array(120, np.uint8),
              "wz": np.full(3 * hidden if each else (), end(dtype, "middle"), dtype)}  # fmt: skip

@@ -61,7 +61,7 @@ CASES = [
 def test_products_read_packed_weights(
     device: TorchCpuDevice, dtype: str, rows: str, precision: Any, memory: str, limit: float, shape: tuple[int, ...]
 ) -> None:
-    if "bf16" in (dtype, precision) and not multiplies_bf16():
+    if ("bf16" in (dtype, precision) or "bf16" in memory) and not multiplies_bf16():
         pytest.skip("this processor has no instructions for bf16")
     weight, values = given(dtype)
     x = ow.input("x", shape, rows)
@@ -130,5 +130,7 @@ def test_more_rows_of_4_bits_are_multiplied_in_bf16(device: TorchCpuDevice) -> N
     ],
 )
 def test_what_it_does_not_keep_is_refused(device: TorchCpuDevice, array: Any, memory: str, why: str) -> None:
+    if "bf16" in memory and not multiplies_bf16():
+        pytest.skip("this processor has no instructions for bf16")
     with pytest.raises(ow.UnsupportedOpError, match=why):
         ow.weights({"w": array}, device=device, buffer_type=memory)

@@ -207,7 +207,8 @@ def test_devices_compute_the_backward_graph(device, dtype):
     v, s = ow.input("v", (5, 36), dtype), ow.input("s", (4,), dtype)
     h = ow.max_pool2d(ow.gelu(ow.group_norm(ow.conv2d(x, w), 2, s)), 2)
     loss = ow.mean(ow.log_softmax(ow.linear(h.reshape(3, 36), v))[:, 1])
-    arrays = {t: RNG.standard_normal(t.shape).astype(t.dtype.numpy) for t in (x, w, v, s)}
+    rng = np.random.default_rng(1)  # its own: where the softmax saturates, f32 has few digits of the gradient left
+    arrays = {t: rng.standard_normal(t.shape).astype(t.dtype.numpy) for t in (x, w, v, s)}
     made = ow.gradients(loss, [x, w, v, s])
     with ow.Scheduler([device, "host"]) as scheduler:
         got = scheduler.build(made).run(arrays)

@@ -119,8 +119,6 @@ class RoundedType(PackedType):
         return f"{self.device.name}.packed_bf16"
 
     def _why_not(self, dtype: DType, shape: Shape) -> str | None:
-        if not multiplies_bf16():
-            return "this processor has no instructions for bf16"
         return super()._why_not(dtype, shape) if dtype.is_quantized else f"it keeps quantized types, not {dtype}"
 
     def _pays(self, step: Step, source: int) -> bool:
@@ -203,11 +201,11 @@ def multiply_int4(x: Tensor, weight: Int4Weight) -> Tensor:
 
 @cache
 def packed_types() -> tuple[type[BufferType], ...]:
-    """The kinds of memory for which this torch has what it takes, tried out with a small product."""
+    """The kinds of memory for which this torch and the processor have what it takes, tried out with a small product."""
     return tuple(
         [
             kind
-            for kind, works in ((Int4Type, _int4_works), (RoundedType, _packing_works), (PackedType, _packing_works))
+            for kind, works in ((Int4Type, _int4_works), (RoundedType, _rounding_pays), (PackedType, _packing_works))
             if works()
         ]
     )
@@ -216,6 +214,10 @@ def packed_types() -> tuple[type[BufferType], ...]:
 def _bytes(dense: Tensor) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any] = dense.contiguous().view(torch.uint8).numpy()
     return array
+
+
+def _rounding_pays() -> bool:
+    return multiplies_bf16() and _packing_works()
 
 
 def _packing_works() -> bool:

@@ -147,7 +147,8 @@ def _fused_on_cpu(
     """The call of the fused kernel, ``None`` where it does not express the case.
 
     Where all scores of a row are -inf or NaN, the kernel gives 0 for the result and for the logarithm of the sum, which
-    can be 0 for other rows too. Where a logarithm is 0, all is computed again in tiles.
+    can be 0 for other rows too. Where a logarithm is 0, all is computed again in tiles. In half types, on processors
+    without AVX-512, it gives 0 for rows with a score of +inf too, whose logarithm is +inf.
     """
     tokens, keys, causal = q.shape[2], k.shape[2], _is_causal(q, options)
     flash = flash_attention_on_cpu()
@@ -165,7 +166,7 @@ def _fused_on_cpu(
             parts.append((calls, query[:, :, some], key[:, :, :end], value[:, :, :end], added, out[:, :, some]))
     else:
         parts.append(([], query, key, value, None if options.mask is None else tensor(options.mask), out))
-    plainly_causal = causal and not _is_biased(q, k, options)
+    plainly_causal, half = causal and not _is_biased(q, k, options), q.dtype.is_half
 
     def run() -> None:
         for calls, queries, some_keys, values, mask, target in parts:
@@ -174,7 +175,7 @@ def _fused_on_cpu(
             # The kernel reads rows as if they had no gaps, without a check.
             operands = [x if x.stride(-1) == 1 else x.contiguous() for x in (queries, some_keys, values)]
             result, total = flash(*operands, 0.0, plainly_causal, attn_mask=mask, scale=options.scale)
-            if not total.all():
+            if not total.all() or (half and not total.isfinite().all()):
                 tiles()()
                 return
             if sinks is None:
