@@ -278,9 +278,8 @@ class Program(Planned, Generic[R_co]):
         return self._executor.when_idle(partial(read_leaf, leaf))
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
-        graph = self.partition.graph
-        sharded: tuple[Tensor, ...] = getattr(graph, "sharded", ())  # states too, whose parts are in the graph
-        known = (*graph.leaves, *sharded)
+        source = self.partition.source
+        known = (*source.graph.leaves, *source.sharded)  # in shards are states too, whose parts are in the graph
         leaves = {t.key: t for t in known if t.leaf and t.leaf.kind in ("input", "state")}
         name = tensor if isinstance(tensor, str) else tensor.key
         found = leaves.get(name)
