@@ -14,6 +14,7 @@ from opweave.cli.combinations import make_combinations
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
+from opweave.cli.options import Json
 from opweave.cli.output import accept_any_text, plain, quiet_stdout
 from opweave.cli.plugins import show_plugins
 from opweave.cli.probe import SECONDS, leave_out_deadly
@@ -35,7 +36,6 @@ _PACKAGES = {
     "what-if": "opweave-cost",
 }
 """Commands of this project's other packages, which may not be installed."""
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Isolated = Annotated[
     bool, typer.Option("--isolated", help="Load each plugin in a process of its own; default: only after a crash.")
 ]
@@ -122,7 +122,7 @@ def _options(
 
 
 def _devices(
-    as_json: _Json = False,
+    as_json: Json = False,
     features: Annotated[bool, typer.Option("--features", help="Show the features that drivers report.")] = False,
     isolated: _Isolated = False,
     timeout: _Timeout = SECONDS,
@@ -132,7 +132,7 @@ def _devices(
 
 
 def _doctor(
-    as_json: _Json = False,
+    as_json: Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 also if something is slow.")] = False,
     isolated: _Isolated = False,
     timeout: _Timeout = SECONDS,
@@ -144,7 +144,7 @@ def _doctor(
 
 
 def _plugins(
-    as_json: _Json = False,
+    as_json: Json = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if a plugin is broken or incompatible.")
     ] = False,
@@ -162,7 +162,7 @@ def _weights(
     names: Annotated[
         list[str] | None, typer.Argument(help="Only tensors whose name matches, e.g. 'layers.0.*'.", metavar="PATTERN")
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """List the tensors of a file or folder of weights: name, dtype, shape, bytes; and its metadata."""
     leave_out_deadly()

@@ -108,8 +108,7 @@ class Builder:
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
-        graph, changed = less_memory(source.graph, limit, planned)
-        least = planned(graph, changed)
+        graph, changed, least = less_memory(source.graph, limit, planned)
         if least > limit:
             what, remedy = (
                 f"a plan within memory_limit={limit:,}",

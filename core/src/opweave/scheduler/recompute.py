@@ -30,7 +30,7 @@ SEGMENTS: Final = (32, 24, 16, 12, 8, 6, 4, 3, 2)
 
 def less_memory(
     graph: Graph, limit: int, planned: Callable[[Graph, Mapping[Tensor, Tensor]], int]
-) -> tuple[Graph, dict[Tensor, Tensor]]:
+) -> tuple[Graph, dict[Tensor, Tensor], int]:
     """The graph, changed to compute as little as possible again for a plan that takes at most ``limit`` bytes.
 
     Values are tried in the order of what computing them again costs for each byte that it saves, by bisection. Where
@@ -43,13 +43,13 @@ def less_memory(
         planned: bytes that the plan of such a graph takes, of which the second argument says what replaces what.
 
     Returns:
-        The graph whose plan takes no more than the limit, else the one that takes least; and for each node that reads
-        something that is computed again, what is in its place.
+        The graph whose plan takes no more than the limit, else the one that takes least; for each node that reads
+        something that is computed again, what is in its place; and the bytes of that plan.
     """
     best: tuple[Graph, dict[Tensor, Tensor]] = graph, {}
     least = planned(graph, {})
     if least <= limit:
-        return best
+        return *best, least
     values = _Values(graph)
 
     def fits(chosen: Collection[Tensor]) -> bool:
@@ -70,7 +70,7 @@ def less_memory(
             low = number + 1
     if least > limit:
         any(fits(chosen) for chosen in values.segments())
-    return best
+    return *best, least
 
 
 class _Values:

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from rich.text import Text
 
+from opweave.cli.options import Json
 from opweave.cli.output import Row, plain, print_json, print_rows, quiet_stdout
 from opweave.errors import PathError, SchedulerError, UnknownNameError
 from opweave.units import human_bytes, human_time
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 _File = Annotated[str, typer.Argument(help="An ONNX file.", metavar="MODEL")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Devices = Annotated[
     str, typer.Option("--devices", metavar="A,B,...", help="Devices, earlier ones preferred; default: all usable ones.")
 ]
@@ -93,7 +93,7 @@ def _shown(value: Value) -> dict[str, Any]:
     }
 
 
-def _info(model: _File, as_json: _Json = False) -> None:
+def _info(model: _File, as_json: Json = False) -> None:
     """Show inputs, outputs, operators, weights and metadata of a file, and the operators that opweave does not know."""
     from opweave_onnx.reading import read_model
     from opweave_onnx.session import missing_operators
@@ -135,7 +135,7 @@ def _plan(
     model: _File,
     devices: _Devices = "",
     dims: _Lengths = None,
-    as_json: _Json = False,
+    as_json: Json = False,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
 ) -> None:
     """Show where each node would run and why, and how much memory each device needs. No weights are loaded."""
@@ -188,7 +188,7 @@ def _run(
     inputs: _Inputs = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; the fastest is shown.")] = 1,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Write each output as NAME.npy.")] = "",
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Run a model with random or given inputs, and show its outputs and times."""
     folder = Path(output)
@@ -236,7 +236,7 @@ def _compare(
             help="Normalised mean square error up to which floats agree; default: 1e-9 for f32, 1e-5 for f16.",
         ),
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Compare the outputs with ONNX Runtime's, and the result of every node. Exits with 1 if outputs do not agree."""
     from opweave_onnx.compare import compare

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opweave.cli.combinations import make_combinations
+from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave.registry.discovery import core_version
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from opweave_conformance.report import Cell
     from opweave_conformance.suite import Suite
 
-__all__ = ["conformance", "run_conformance"]
+__all__ = ["conformance"]
 
 SHOWN_FAILURES = 50
 
@@ -46,7 +47,7 @@ def conformance(
         typer.Option("--only", metavar="PATTERN", help="Only checks whose id matches, e.g. 'add-f32-*'; repeatable."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random values.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
     config: Annotated[
         str | None,
         typer.Option(
@@ -64,33 +65,6 @@ def conformance(
 ) -> None:
     """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
     leave_out_deadly([name, beside] if beside else [name])
-    right = run_conformance(
-        name, levels=level or (), only=only or (), seed=seed, as_json=as_json, config=config, beside=beside,
-        seconds=timeout,
-    )  # fmt: skip
-    if not right:
-        raise typer.Exit(1)
-
-
-def run_conformance(
-    name: str,
-    *,
-    levels: Sequence[int],
-    only: Sequence[str],
-    seed: int,
-    as_json: bool,
-    config: str | None,
-    beside: str = "",
-    seconds: float,
-) -> bool:
-    """Test a backend and print the results; returns whether it conforms.
-
-    If a check hangs, the process is ended here, since the hanging thread might keep it alive.
-
-    Raises:
-        UnknownNameError, PluginError: there is no such backend, or it cannot be used.
-        ConfigError: ``conformance.toml`` is invalid.
-    """
     # Imported here because making the cases takes time.
     from opweave_conformance.expectations import Expectations
     from opweave_conformance.report import as_json as document
@@ -103,8 +77,8 @@ def run_conformance(
     with quiet_stdout():
         make_combinations((name, beside))
         suite = Suite(
-            name, levels=levels, only=only, seed=seed, expectations=expectations, config=config or "", beside=beside,
-            seconds=seconds,
+            name, levels=level or (), only=only or (), seed=seed, expectations=expectations, config=config or "",
+            beside=beside, seconds=timeout,
         )  # fmt: skip
         _perform(suite, quiet=as_json)
     if as_json:
@@ -112,8 +86,9 @@ def run_conformance(
     else:
         _print(suite, perf_counter() - start)
     if suite.hung:
-        leave(1)
-    return not totals(suite.results)["failed"] and not suite.problems()
+        leave(1)  # the thread that hangs might keep the process alive
+    if totals(suite.results)["failed"] or suite.problems():
+        raise typer.Exit(1)
 
 
 def _perform(suite: Suite, *, quiet: bool) -> None:

@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
+from opweave.cli.options import Json
 from opweave.cli.probe import leave_out_deadly
 from opweave_cost.profile_command import show_profiles
 from opweave_cost.what_if_command import show_what_if
 
 __all__ = ["profile", "what_if"]
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 
 def profile(
     devices: Annotated[list[str] | None, typer.Argument(help="Devices; default: all.", metavar="DEVICE")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what was measured before.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how long steps and transfers take on each device, for placement by cost, and keep the figures."""
     leave_out_deadly(devices or ())
@@ -38,7 +37,7 @@ def what_if(
             help="Measure the graph's steps on real devices that groups are like (like = ...); else by their profiles.",
         ),
     ] = True,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Predict time and memory of a graph on simulated devices. Exits with 1 if their memory does not suffice."""
     leave_out_deadly()

@@ -5,10 +5,11 @@ Only running ``info`` imports pyopencl.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, quiet_stdout
 from opweave.errors import Unavailable
 from opweave.units import human_bytes
@@ -20,7 +21,7 @@ commands = typer.Typer(help="Drivers of OpenCL, and the cache of built programs.
 
 
 @commands.command()
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+def info(as_json: Json = False) -> None:
     """List the drivers with their devices, and the cache of built programs."""
     cache = BinaryCache()
     sizes = [status.st_size for _, status in cache.programs()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,13 +15,14 @@ from rich.text import Text
 
 from opweave import registry
 from opweave.cli.combinations import make_combinations
+from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 
 if TYPE_CHECKING:
     from opweave_conformance.fuzz.search import Finding, Search
 
-__all__ = ["fuzz", "run_fuzz"]
+__all__ = ["fuzz"]
 
 EVERY: Final = 10.0
 """Seconds between lines of progress where standard error is no terminal."""
@@ -48,34 +48,11 @@ def fuzz(
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write a script for each failure here.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Try random graphs on devices and mixes of them against the references; failures are shrunk to scripts."""
     names = devices or []
     leave_out_deadly(names)
-    right = run_fuzz(
-        names, seconds=seconds, seed=seed, case=case, timeout=timeout, largest=largest, out=out, as_json=as_json
-    )
-    if not right:
-        raise typer.Exit(1)
-
-
-def run_fuzz(
-    names: Sequence[str],
-    *,
-    seconds: float,
-    seed: int,
-    case: int | None,
-    timeout: float,
-    largest: int,
-    out: str | None,
-    as_json: bool,
-) -> bool:
-    """Try random graphs and print what was found; returns whether nothing failed.
-
-    Raises:
-        UnknownNameError, PluginError: there is no such device, or it cannot be used.
-    """
     # Imported here because making the cases takes time.
     from opweave_conformance.fuzz.search import Search, search
 
@@ -83,8 +60,8 @@ def run_fuzz(
     with quiet_stdout():
         make_combinations(names)
         here = [d for d in registry.devices() if d.name != "host"]
-        devices = [registry.device(n) for n in names] or here or [registry.device("host")]
-        found = Search(devices, seed, out=Path(out) if out else None, seconds=timeout, largest=largest)
+        chosen = [registry.device(n) for n in names] or here or [registry.device("host")]
+        found = Search(chosen, seed, out=Path(out) if out else None, seconds=timeout, largest=largest)
         try:
             if case is not None:
                 _note_finding(found.try_case(case), quiet=as_json)
@@ -96,7 +73,8 @@ def run_fuzz(
         print_json(_document(found, perf_counter() - start))
     else:
         _print(found, perf_counter() - start)
-    return not found.findings
+    if found.findings:
+        raise typer.Exit(1)
 
 
 def _search(search: Any, found: Search, seconds: float, *, quiet: bool) -> None:
