@@ -345,8 +345,8 @@ OVERLOADS: dict[str, Case] = {
         A.clamp_min.Tensor(t["x"], t["y"]),
         A.clamp_max.Tensor(t["x"], t["y"]),
         A.alias(t["x"]),
-        t["x"].new_empty((2,)) * 0,
-        torch.empty_like(t["x"]) * 0,
+        t["x"].new_empty((2, 0)),  # without elements: what an empty tensor holds is not defined, it may be a NaN
+        torch.empty_like(t["x"][:0]),
     ),
     "along axes": lambda t: (
         A.any.dims(t["b"], [0, 2]),
