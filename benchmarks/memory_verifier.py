@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from opweave.graph.opdef import OPS
 from opweave.scheduler import Program
+from opweave.scheduler.plan.splits import Partition, SplitStep, StorageView
 from opweave.scheduler.program import MemoryMap, Region
-from opweave.scheduler.splits import Partition, PlannedStep, StorageView
 
 __all__ = ["Judgement", "byte_range", "judge", "verify"]
 
@@ -68,7 +68,7 @@ class _Moment(NamedTuple):
     what: str
     reads: list[StorageView]
     writes: list[StorageView]
-    items: list[PlannedStep]
+    items: list[SplitStep]
     target: int
     workspace: Region | None
 
@@ -190,7 +190,7 @@ class _Replay:
         exact = (a.buffer is b.buffer) and a.offset == b.offset
         return exact and len(moment.items) == 1 and source.storage in self._takeable(moment.items[0])
 
-    def _takeable(self, item: PlannedStep) -> set[int]:
+    def _takeable(self, item: SplitStep) -> set[int]:
         """Places of sources that the output of an unfused step may lie over, life times aside."""
         op, out = OPS[item.op], item.out
         if item.node is None or not item.support.inplace or op.writes:
@@ -332,5 +332,5 @@ def _overlap(a: Region, b: Region) -> bool:
     return a_key == b_key and a_start < b_end and b_start < a_end
 
 
-def _name(item: PlannedStep) -> str:
+def _name(item: SplitStep) -> str:
     return f"{item.op} {item.node.name!r}" if item.node is not None else f"packing ({item.op})"

@@ -17,8 +17,8 @@ from benchmarks.memory_verifier import byte_range
 from opweave.contract import Stream, WorkerStream
 from opweave.graph.layout import span
 from opweave.scheduler import Program
+from opweave.scheduler.plan.splits import StorageView
 from opweave.scheduler.program import MemoryMap, Region
-from opweave.scheduler.splits import StorageView
 
 __all__ = ["races"]
 

@@ -12,7 +12,7 @@ import pytest
 import opweave as ow
 import opweave_cost
 from opweave.host.cores import Cores
-from opweave.scheduler.optimize import Problem
+from opweave.scheduler.place.optimize import Problem
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
 from opweave_cost.place import list_schedule
 from opweave_cost.predict import queues

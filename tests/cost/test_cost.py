@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 import opweave_cost
-from opweave.scheduler.optimize import Problem, solve
+from opweave.scheduler.place.optimize import Problem, solve
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
 from opweave_cost.store import cache_folder
 from tests.support.devices import Plain, Separate

@@ -8,7 +8,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Offloading, Step
 from opweave.contract.offloading import Rates, flops
-from opweave.scheduler.target import unbound_step
+from opweave.scheduler.place.target import unbound_step
 from opweave_torch.device import SWITCH_FLOPS, TorchCpuDevice, is_worth_a_switch
 
 

@@ -18,9 +18,9 @@ from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.host.storage import Adopted
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.arguments import Where
-from opweave.scheduler.precision import checked_precision
-from opweave.scheduler.program import Array, Outputs, R_co
+from opweave.scheduler.place.arguments import Outputs, Where
+from opweave.scheduler.place.precision import checked_precision
+from opweave.scheduler.program import Array, R_co
 
 if TYPE_CHECKING:
     from opweave.graph.precision import Precision

@@ -9,7 +9,7 @@ from opweave.contract import Offloading, Step
 from opweave.contract.offloading import Rates, flops
 from opweave.graph.dtypes import as_dtype
 from opweave.host.device import HostDevice
-from opweave.scheduler.target import unbound_step
+from opweave.scheduler.place.target import unbound_step
 from opweave_conformance import CASES
 from opweave_conformance.trial import the_node
 from tests.support.devices import Separate

@@ -12,7 +12,7 @@ import opweave as ow
 from opweave.graph.opdef import OPS, Limits, OpDef, Sample
 from opweave.graph.tensor import input as leaf
 from opweave.graph.tensor import node
-from opweave.scheduler.precision import precisions_of
+from opweave.scheduler.place.precision import precisions_of
 from opweave_conformance import cases_for, limits, run_case
 from opweave_conformance.levels.operations import third_party_checks
 from opweave_cost.cost_model import Curve, OpCost, Profile

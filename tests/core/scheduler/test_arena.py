@@ -14,9 +14,9 @@ import opweave as ow
 from opweave.contract import BufferType, Usage
 from opweave.graph import tensor
 from opweave.host.device import HostDevice
-from opweave.scheduler.arena import Arena, Lease
-from opweave.scheduler.chunks import Block, plan_chunks
-from opweave.scheduler.target import Target
+from opweave.scheduler.compile.arena import Arena, Lease
+from opweave.scheduler.place.target import Target
+from opweave.scheduler.plan.chunks import Block, plan_chunks
 from tests.support.devices import Plain, Separate
 
 F = np.float32

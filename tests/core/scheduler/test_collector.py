@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opweave.scheduler.collector import _Collector
+from opweave.scheduler.compile.collector import _Collector
 
 
 class Node:
@@ -28,7 +28,7 @@ def thawed() -> Iterator[None]:
 
 
 def build(collector: _Collector, objects: int) -> list[list[int]]:
-    with collector.away():
+    with collector.paused():
         assert not gc.isenabled()
         return [[] for _ in range(objects)]
 
@@ -96,6 +96,6 @@ def test_frozen_objects_are_not_counted_in_each_build(monkeypatch):
 
 
 def test_the_collector_is_on_again_after_an_error():
-    with pytest.raises(ZeroDivisionError), _Collector().away():
+    with pytest.raises(ZeroDivisionError), _Collector().paused():
         raise ZeroDivisionError
     assert gc.isenabled()

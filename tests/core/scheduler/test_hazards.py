@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opweave.scheduler.hazards import HOST_QUEUE, Access, Act, Need, find_waits
+from opweave.scheduler.compile.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 
 QUEUES = 3
 accesses = st.builds(

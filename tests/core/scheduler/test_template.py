@@ -17,8 +17,8 @@ import opweave as ow
 from benchmarks.sized_graphs import decoder, encoder, stack
 from opweave.contract.kernels import KernelTable
 from opweave.host.device import HostDevice
-from opweave.scheduler.template import Planning, Template
-from tests.core.scheduler.test_former import COLUMNS, NODES, OPS, ROWS, names, other_kernel
+from opweave.scheduler.compile.template import Outline, Template
+from tests.core.scheduler.test_reuse import COLUMNS, NODES, OPS, ROWS, names, other_kernel
 from tests.support.devices import Plain, Separate, reference_kernel
 from tests.support.noting import noted_results
 
@@ -29,7 +29,7 @@ F = np.float32
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Planning | None]:
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Outline | None]:
     """What templates answered, in order."""
     return noted_results(monkeypatch, Template, "plan")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opweave.graph.opdef import OpDef
     from opweave.registry.records import Diagnosis, FileFormat
     from opweave.registry.registry import Registry
-    from opweave.scheduler.strategy import Strategy
+    from opweave.scheduler.place.strategy import Strategy
 
 hookspec = HookspecMarker("opweave")
 
@@ -70,8 +70,8 @@ def opweave_formats() -> Iterable[FileFormat]:  # type: ignore[empty-body]
 
 @hookspec
 def opweave_placements() -> Mapping[str, Strategy]:  # type: ignore[empty-body]
-    """Strategies of placement by name, for ``Scheduler(placement=name)`` (`opweave.scheduler.strategy`). Called when
-    one other than ``"priority"`` is asked for. No devices are looked for."""
+    """Strategies of placement by name, for ``Scheduler(placement=name)`` (`opweave.scheduler.place.strategy`). Called
+    when one other than ``"priority"`` is asked for. No devices are looked for."""
 
 
 @hookspec

@@ -1,21 +1,22 @@
-"""One graph over many devices: `assign` (which device, why), `partition` (splits, copies between devices), `allocate`
-(memory), `bind` and `lower` (calls), `program` (running)."""
+"""One graph over many devices. A graph goes through the rooms in this order: `place` (which device, why), `plan`
+(splits, copies, memory), `compile` (calls), `run`; `explain` says what came of it. `Scheduler` owns devices and
+programs, `Builder` calls the passes, `Program` is what they give."""
 
 from typing import TYPE_CHECKING, Any
 
-from opweave.scheduler.allocate import MemoryUse
+from opweave.scheduler.plan.allocate import MemoryUse
+from opweave.scheduler.plan.splits import Copy, Split
 from opweave.scheduler.program import PlannedGraph, Program
 from opweave.scheduler.scheduler import Scheduler
-from opweave.scheduler.splits import Copy, Split
 
 if TYPE_CHECKING:
-    from opweave.scheduler.assign import CAUSES
-    from opweave.scheduler.report import Explanation
+    from opweave.scheduler.explain.report import Explanation
+    from opweave.scheduler.place.assign import CAUSES
 
 __all__ = ["CAUSES", "Copy", "Explanation", "MemoryUse", "PlannedGraph", "Program", "Scheduler", "Split"]
 
 
-_LATER = {"CAUSES": "opweave.scheduler.assign", "Explanation": "opweave.scheduler.report"}
+_LATER = {"CAUSES": "opweave.scheduler.place.assign", "Explanation": "opweave.scheduler.explain.report"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -19,28 +19,27 @@ from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownName
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
-from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
-from opweave.scheduler.executor import Executor
-from opweave.scheduler.former import Former
-from opweave.scheduler.fuse import fuse
-from opweave.scheduler.placements import Placements
-from opweave.scheduler.runs import ProgramState
-from opweave.scheduler.splits import Copy, Partition, Split
+from opweave.scheduler.compile.placements import Placements
+from opweave.scheduler.compile.reuse import EarlierProgram
+from opweave.scheduler.plan.allocate import MemoryUse, allocate, memory_use
+from opweave.scheduler.plan.fuse import fuse
+from opweave.scheduler.plan.splits import Copy, Partition, Split
+from opweave.scheduler.run.executor import Executor
+from opweave.scheduler.run.runs import ProgramState
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.futures import Future
-    from opweave.scheduler.fuse import Groups
-    from opweave.scheduler.lower import Show
-    from opweave.scheduler.report import Explanation
-    from opweave.scheduler.run_list import RunList
-    from opweave.scheduler.strategy import Prediction
-    from opweave.scheduler.template import Template
+    from opweave.scheduler.compile.lower import Show
+    from opweave.scheduler.compile.run_list import RunList
+    from opweave.scheduler.compile.template import Template
+    from opweave.scheduler.explain.report import Explanation
+    from opweave.scheduler.place.strategy import Prediction
+    from opweave.scheduler.plan.fuse import Groups
 
-__all__ = ["Array", "MemoryMap", "Outputs", "PlannedGraph", "Program", "Region"]
+__all__ = ["Array", "MemoryMap", "PlannedGraph", "Program", "Region"]
 
 Array = np.ndarray[Any, Any]
-Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -72,17 +71,18 @@ class MemoryMap(NamedTuple):
     groups: list[list[list[int]]]
 
 
-class Planned:
-    """A graph that was placed and divided into splits.
+class PlannedGraph:
+    """A graph that was placed and divided into splits, without memory. Made by `Scheduler.partition`.
 
     Attributes:
         partition: the graph divided into splits.
     """
 
-    __slots__ = ("partition",)
+    __slots__ = ("_slots", "partition")
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, slots: int = 1) -> None:
         self.partition: Final = partition
+        self._slots: Final = slots
 
     @property
     def splits(self) -> Sequence[Split]:
@@ -103,7 +103,7 @@ class Planned:
             SchedulerError: ``opweave-cost``, which predicts, is not installed.
         """
         if self.partition.prediction is None:
-            from opweave.scheduler.strategy import predictor  # most programs are not predicted
+            from opweave.scheduler.place.strategy import predictor  # most programs are not predicted
 
             # As a cached property: made when it is first asked for, and then shown by reports too.
             object.__setattr__(self.partition, "prediction", predictor().predict(self.partition))
@@ -129,8 +129,31 @@ class Planned:
             raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
         return self.partition.assignment.targets[target].device
 
+    @property
+    def copies(self) -> list[Copy]:
+        """Copies between memories that each run would make."""
+        return self.partition.copies
 
-class Program(Planned, Generic[R_co]):
+    def cause_of(self, tensor: Tensor) -> str:
+        """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``. Raises `KeyError` if unknown."""
+        return self.partition.assignment.causes[tensor]
+
+    @property
+    def memory(self) -> dict[str, MemoryUse]:
+        """Bytes by device that a program built of this graph takes as the first one of its scheduler: planned as for
+        the program, and not allocated. What libraries take for themselves is known once there is a program."""
+        targets = self.partition.assignment.targets
+        plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
+        return memory_use(self.partition, plan.nbytes)
+
+    def explain(self) -> Explanation:
+        """As `Program.explain`, without the memory that a program takes."""
+        from opweave.scheduler.explain.report import explain
+
+        return explain(self.partition)
+
+
+class Program(PlannedGraph, Generic[R_co]):
     """A compiled graph. Made by `Scheduler.build`; does not change. Thread-safe.
 
     Attributes:
@@ -151,7 +174,7 @@ class Program(Planned, Generic[R_co]):
         variant: Callable[[Collection[Tensor], Show], Program],
         on_close: Callable[[Program], None],
     ) -> None:
-        super().__init__(state.partition)
+        super().__init__(state.partition, len(state.lists))
         self._executor: Final = executor
         self._state: Final = state
         self._groups: Final = groups
@@ -169,15 +192,15 @@ class Program(Planned, Generic[R_co]):
         raise not_pickled(self)
 
     @property
-    def _former(self) -> Former:
+    def _as_earlier(self) -> EarlierProgram:
         """What another program that is built may use again of this one."""
-        return Former(self.partition, self._groups, self._state.lists)
+        return EarlierProgram(self.partition, self._groups, self._state.lists)
 
     @property
     def _template(self) -> Template | None:
         """The structure of its graph, for building it in other sizes, if that can be done by it."""
         if self._made_template is None:
-            from opweave.scheduler.template import Template  # most programs are built in one size
+            from opweave.scheduler.compile.template import Template  # most programs are built in one size
 
             self._made_template = (Template.of(self.partition, self._groups),)
         return self._made_template[0]
@@ -241,7 +264,7 @@ class Program(Planned, Generic[R_co]):
             ExecutionError: compiling failed.
             LifetimeError: the program was closed.
         """
-        from opweave.scheduler.warming import warm  # most programs are not warmed
+        from opweave.scheduler.run.warm import warm  # most programs are not warmed
 
         self._executor.when_idle(partial(warm, self._state))
 
@@ -314,7 +337,7 @@ class Program(Planned, Generic[R_co]):
         Raises:
             SchedulerError: nodes that this program does not compute, or somebody is observing it already.
         """
-        from opweave.scheduler.observed import ObservedValue  # most programs are not observed
+        from opweave.scheduler.run.observers import ObservedValue  # most programs are not observed
 
         graph = self.partition.graph  # not the steps: a concat whose pieces are copied to their places is none
         computed = {node: None for node in graph.nodes if node.base is None and 0 not in node.shape}
@@ -413,7 +436,7 @@ class Program(Planned, Generic[R_co]):
         Returns:
             A text that also has rows (``.nodes``, ``.copies``) and a page (``.save("why.html")``; notebooks show it).
         """
-        from opweave.scheduler.report import explain
+        from opweave.scheduler.explain.report import explain
 
         remarks: dict[int, list[str]] = {}
         for action in self.run_lists[0].actions.actions:
@@ -432,34 +455,3 @@ class Program(Planned, Generic[R_co]):
             executor.check_closer()
             self._on_close(self)  # first: an interrupt must not let a closed program be found
             executor.when_idle(partial(executor.end, self._state))
-
-
-class PlannedGraph(Planned):
-    """A graph that was placed and divided into splits, without memory. Made by `Scheduler.partition`."""
-
-    def __init__(self, partition: Partition, slots: int = 1) -> None:
-        super().__init__(partition)
-        self._slots: Final = slots
-
-    @property
-    def copies(self) -> list[Copy]:
-        """Copies between memories that each run would make."""
-        return self.partition.copies
-
-    def cause_of(self, tensor: Tensor) -> str:
-        """Why it was placed on its device: a key of ``opweave.scheduler.CAUSES``. Raises `KeyError` if unknown."""
-        return self.partition.assignment.causes[tensor]
-
-    @cached_property
-    def memory(self) -> dict[str, MemoryUse]:
-        """Bytes by device that a program built of this graph takes as the first one of its scheduler: planned as for
-        the program, and not allocated. What libraries take for themselves is known once there is a program."""
-        targets = self.partition.assignment.targets
-        plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
-        return memory_use(self.partition, plan.nbytes)
-
-    def explain(self) -> Explanation:
-        """As `Program.explain`, without the memory that a program takes."""
-        from opweave.scheduler.report import explain
-
-        return explain(self.partition)

@@ -23,21 +23,29 @@ from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
-from opweave.scheduler.arena import Arena, Lease
-from opweave.scheduler.arguments import Where, checked_options, checked_outputs, checked_placements
-from opweave.scheduler.collector import COLLECTOR
-from opweave.scheduler.executor import Executor
-from opweave.scheduler.opening import close_targets, equal_part, open_targets, resolved_pins, target_of
-from opweave.scheduler.precision import checked_precision
-from opweave.scheduler.program import Array, Outputs, PlannedGraph, Program
-from opweave.scheduler.target import HostTarget, Target, reads_nothing
+from opweave.scheduler.compile.arena import Arena, Lease
+from opweave.scheduler.compile.collector import COLLECTOR
+from opweave.scheduler.place.arguments import Outputs, Where, checked_options, checked_outputs, checked_placements
+from opweave.scheduler.place.precision import checked_precision
+from opweave.scheduler.place.target import (
+    HostTarget,
+    Target,
+    close_targets,
+    equal_part,
+    open_targets,
+    reads_nothing,
+    resolved_pins,
+    target_of,
+)
+from opweave.scheduler.program import Array, PlannedGraph, Program
+from opweave.scheduler.run.executor import Executor
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.host.threads import ThreadPool
-    from opweave.scheduler.build import Builder
-    from opweave.scheduler.precision import Allowed
-    from opweave.scheduler.splits import Partition
+    from opweave.scheduler.builder import Builder
+    from opweave.scheduler.place.precision import Allowed
+    from opweave.scheduler.plan.splits import Partition
 
 __all__ = ["Scheduler", "Stats"]
 
@@ -76,7 +84,7 @@ class Scheduler:
             slots as there are devices (2 to 4), a number: that many.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
         buffer_types: device or its name -> the kind of memory for its temporaries, where not its ordinary one.
-        placement: ``"priority"``: by the rules of `opweave.scheduler.assign`, earlier devices preferred. Others are
+        placement: ``"priority"``: by the rules of `opweave.scheduler.place`, earlier devices preferred. Others are
             strategies that plugins offer (hook ``opweave_placements``). ``"cost"``, of ``opweave-cost``: as a run is
             predicted to take least time by the devices' profiles, which are measured at the first build where there
             are none.
@@ -257,15 +265,15 @@ class Scheduler:
                 if target.device.simulated:
                     raise simulated_error(target.device.name)
             start = perf_counter_ns()
-            with COLLECTOR.away():
+            with COLLECTOR.paused():
                 plain = not (pinned or placed or allowed or self._memory_limit) and self.placement == "priority"
-                program = self._builder.resized(tensors, outputs, self._similar(form, tensors)) if plain else None
+                program = self._builder.resized(tensors, outputs, self._earlier(form, tensors)) if plain else None
                 if program is None:
                     builder, parts = self._plan(tensors, pinned, placed, allowed)
                     several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
                     if several and self._compute_at_once():
                         builder, parts = self._plan(tensors, pinned, placed, allowed)
-                    program = builder.compile(parts, outputs, similar=self._similar(form, tensors))
+                    program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)
@@ -295,7 +303,7 @@ class Scheduler:
         builder = self._builder_with_host
         return builder, builder.plan(tensors, pins, placed, allowed)
 
-    def _similar(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
+    def _earlier(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
         """The latest programs with outputs of the same operations, perhaps in other sizes."""
         ops = [tensor.op for tensor in tensors]
         for (known_form, known, *_), program in reversed([*self._programs.items()]):
@@ -350,7 +358,7 @@ class Scheduler:
 
     @cached_property
     def _builder(self) -> Builder:
-        from opweave.scheduler.build import Builder  # importing opweave must not pay for it
+        from opweave.scheduler.builder import Builder  # importing opweave must not pay for it
 
         forget = partial(_forget, self._programs)
         return Builder(self._targets, list(self._arenas), self._executor, self._strategy, self._op_offload,
@@ -372,7 +380,7 @@ class Scheduler:
 
     def supports(self, device: Where, tensor: Tensor) -> bool:
         """Whether a device of this scheduler runs a node; raises `SchedulerError` as `find`."""
-        from opweave.scheduler.capabilities import Capabilities  # importing opweave must not pay for it
+        from opweave.scheduler.place.capabilities import Capabilities  # importing opweave must not pay for it
 
         return Capabilities(self._targets, (), (tensor,)).supports(target_of(self._targets, device), tensor)
 

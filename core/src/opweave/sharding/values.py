@@ -2,14 +2,14 @@
 each device, or parts; and the collectives that make one of the other.
 
 A collective consists of ordinary nodes. An all-gather is a ``concat`` on the device that needs the whole, whose pieces
-are copied straight to their places (`opweave.scheduler.partition`). An all-reduce adds equal pieces of the partial sums
-on each device, and gathers the sums; where values are small, or few devices read each other's memory, each device adds
-all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial sums
-are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after that.
-Those of products in half types are computed in f32 too, where the devices do that.
+are copied straight to their places (`opweave.scheduler.plan.partition`). An all-reduce adds equal pieces of the partial
+sums on each device, and gathers the sums; where values are small, or few devices read each other's memory, each device
+adds all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial
+sums are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after
+that. Those of products in half types are computed in f32 too, where the devices do that.
 
 Every device has the operations of these nodes. `Collective` notes which nodes belong together, so that
-`opweave.scheduler.partition` can replace them by an action that does the same faster.
+`opweave.scheduler.plan.partition` can replace them by an action that does the same faster.
 """
 
 from __future__ import annotations

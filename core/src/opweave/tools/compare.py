@@ -18,8 +18,8 @@ from opweave.host.device import HostDevice
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Blocks, state, weights
 from opweave.scheduler import Scheduler
-from opweave.scheduler.capabilities import Capabilities
-from opweave.scheduler.precision import Allowed, checked_precision, precisions_of, rebuilt
+from opweave.scheduler.place.capabilities import Capabilities
+from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of, rebuilt
 from opweave.tools.distance import distance
 from opweave.tools.reproduce import write_script
 from opweave.tools.writable import check_writable

@@ -10,8 +10,8 @@ from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
-from opweave.scheduler.arguments import checked_outputs
-from opweave.scheduler.precision import rebuilt
+from opweave.scheduler.place.arguments import checked_outputs
+from opweave.scheduler.place.precision import rebuilt
 
 __all__ = ["GraphCopy", "copy_graph"]
 

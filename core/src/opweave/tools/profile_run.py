@@ -18,10 +18,10 @@ from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
 from opweave.graph.work import decisive_dtype, window_bytes, work
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.report import where
-from opweave.scheduler.run_list import CallList
-from opweave.scheduler.splits import where_lies
-from opweave.scheduler.strategy import find_predictor, predictor
+from opweave.scheduler.compile.run_list import CallList
+from opweave.scheduler.explain.report import where
+from opweave.scheduler.place.strategy import find_predictor, predictor
+from opweave.scheduler.plan.splits import where_lies
 from opweave.tools.run_profile import RunProfile, RunRow
 from opweave.tracing import TRACE
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.contract.stream import Stream
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.run_list import Action, Feed, Fetch
-    from opweave.scheduler.splits import Copy, PlannedStep, Split
-    from opweave.scheduler.strategy import Predictor
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.compile.run_list import Action, Feed, Fetch
+    from opweave.scheduler.place.strategy import Predictor
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Copy, Split, SplitStep
     from opweave.tracing import TraceEvent
 
 __all__ = ["profile_run", "step_times"]
@@ -122,7 +122,7 @@ class _Part:
     """A part of a run that is timed: the row without its figures, and what it took each time."""
 
     def __init__(
-        self, target: Target, kind: str, name: str, split: Split | None, items: Sequence[PlannedStep] = ()
+        self, target: Target, kind: str, name: str, split: Split | None, items: Sequence[SplitStep] = ()
     ) -> None:
         self.target: Final = target
         self.kind: Final = kind
@@ -266,7 +266,7 @@ class _Measuring:
             ops=ops, scope=scope, note=note,
         )  # fmt: skip
 
-    def _work(self, items: Sequence[PlannedStep], profile: Any) -> tuple[int, int, float]:
+    def _work(self, items: Sequence[SplitStep], profile: Any) -> tuple[int, int, float]:
         """Bytes that a group reads and writes, without those that stay inside it; its flops, and the seconds that they
         take at the device's full speed."""
         internal, capabilities = self.program._groups.internal, self.program.partition.assignment.capabilities
@@ -305,6 +305,6 @@ def _open(target: Target) -> Stream:
     return target.device.open(**{name: value for name, value in stream.opened_with.items() if name != "profiling"})
 
 
-def _name(items: Sequence[PlannedStep]) -> str:
+def _name(items: Sequence[SplitStep]) -> str:
     last = items[-1].node
     return last.name if last is not None else "pack"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from opweave.scheduler.page import COLOURS, MOST_NODES, Report, render
+from opweave.scheduler.explain.page import COLOURS, MOST_NODES, Report, render
 from opweave.units import human_bytes, human_time
 
 __all__ = ["Figures", "RunProfile", "RunRow", "Total"]

@@ -11,7 +11,7 @@ import numpy as np
 from opweave.errors import OpweaveError, UnsupportedOpError
 from opweave.graph.dtypes import f32
 from opweave.graph.precision import takes_precision
-from opweave.scheduler.precision import rounded_sources
+from opweave.scheduler.place.precision import rounded_sources
 from opweave_conformance.case import Case
 from opweave_conformance.result import Result
 from opweave_conformance.trial import Trial, overwritable, step_of, the_node

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.arguments import checked_outputs
+from opweave.scheduler.place.arguments import checked_outputs
 from opweave.tools.copy_graph import copy_graph
 from opweave.tools.profile_run import step_times
 from opweave.units import human_time

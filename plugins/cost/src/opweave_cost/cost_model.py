@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
-    from opweave.scheduler.target import Support, Target
+    from opweave.scheduler.place.target import Support, Target
 
 __all__ = ["ANY", "LARGEST", "CostModel", "Curve", "OpCost", "Profile", "measured_type"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opweave.errors import LayoutError
 from opweave.graph.graph import Graph
-from opweave.scheduler.arguments import checked_outputs
+from opweave.scheduler.place.arguments import Outputs, checked_outputs
 from opweave.scheduler.program import PlannedGraph
 from opweave.scheduler.scheduler import Scheduler
 from opweave.sharding.axes import axes_of
@@ -25,7 +25,6 @@ from opweave_cost.predict import predict
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.program import Outputs
     from opweave_cost.cluster import Cluster
     from opweave_cost.simulation import SimulatedDevice
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from opweave.scheduler.assign import target_at
-from opweave.scheduler.optimize import Problem, solve
-from opweave.scheduler.partition import partition
+from opweave.scheduler.place.assign import target_at
+from opweave.scheduler.place.optimize import Problem, solve
+from opweave.scheduler.plan.partition import partition
 from opweave_cost.cost_model import CostModel
 from opweave_cost.predict import predict, queues, room_of
 from opweave_cost.store import profile
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.assign import Assignment
-    from opweave.scheduler.strategy import PlacementProblem, Prediction
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.place.assign import Assignment
+    from opweave.scheduler.place.strategy import PlacementProblem, Prediction
+    from opweave.scheduler.place.target import Target
     from opweave_cost.cost_model import Profile
 
 __all__ = ["list_schedule", "live_bytes", "place_by_cost"]

@@ -11,18 +11,18 @@ from opweave.contract.space import round_up
 from opweave.contract.worker import WorkerStream
 from opweave.graph.layout import nbytes
 from opweave.host.cores import usable_cores
-from opweave.scheduler.allocate import MemoryUse, allocate, memory_use
-from opweave.scheduler.fuse import unfused
-from opweave.scheduler.splits import where_lies
-from opweave.scheduler.strategy import Prediction
+from opweave.scheduler.place.strategy import Prediction
+from opweave.scheduler.plan.allocate import MemoryUse, allocate, memory_use
+from opweave.scheduler.plan.fuse import unfused
+from opweave.scheduler.plan.splits import where_lies
 from opweave_cost.cost_model import CostModel
 from opweave_cost.store import profile
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.splits import Partition, Split, StorageView
-    from opweave.scheduler.target import Target
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Partition, Split, StorageView
 
 __all__ = ["memory_of", "predict", "queues", "room_of"]
 

@@ -18,14 +18,14 @@ from opweave.graph.tensor import input as new_input
 from opweave.leaves import state, weights
 from opweave.ops import quantize
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.arguments import checked_outputs
-from opweave.scheduler.precision import rebuilt
+from opweave.scheduler.place.arguments import checked_outputs
+from opweave.scheduler.place.precision import rebuilt
 from opweave.tools.profile_run import step_times
 
 if TYPE_CHECKING:
     from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.target import Support, Target
+    from opweave.scheduler.place.target import Support, Target
 
 __all__ = ["StepTimes", "measure_nodes", "measure_steps", "note_steps"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, log
 from typing import TYPE_CHECKING, Final
 
-from opweave.scheduler.target import Target
+from opweave.scheduler.place.target import Target
 from opweave_cost.measure import Bound, seconds_of_step
 
 if TYPE_CHECKING:

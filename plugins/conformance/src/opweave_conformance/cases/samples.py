@@ -8,7 +8,7 @@ from typing import Final
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import SAMPLE_IDS, OpDef
 from opweave.graph.tensor import Tensor
-from opweave.scheduler.precision import rebuilt
+from opweave.scheduler.place.precision import rebuilt
 from opweave_conformance.case import Case, Operand, case
 
 __all__ = ["sampled"]

@@ -15,7 +15,7 @@ from opweave.graph.opdef import find_op
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import after
-from opweave.scheduler.precision import checked_precision, precisions_of
+from opweave.scheduler.place.precision import checked_precision, precisions_of
 from opweave_conformance.fuzz.samples import COUNT, Samples, differences, evaluate
 
 if TYPE_CHECKING:

@@ -1,0 +1,214 @@
+"""`Builder`: makes programs of one scheduler, pass by pass.
+
+A graph goes through Graph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from opweave.errors import AllocationError
+from opweave.graph.graph import Graph
+from opweave.graph.leaf import Placement
+from opweave.graph.precision import Precision
+from opweave.graph.tensor import Tensor
+from opweave.host.device import HostDevice
+from opweave.scheduler.compile.arena import Arena, Lease
+from opweave.scheduler.compile.bind import Bindings, bind
+from opweave.scheduler.compile.lower import lower
+from opweave.scheduler.compile.reuse import EarlierProgram
+from opweave.scheduler.compile.template import Outline, Template, looks_alike
+from opweave.scheduler.place.arguments import Outputs
+from opweave.scheduler.place.assign import assign
+from opweave.scheduler.place.capabilities import Capabilities
+from opweave.scheduler.place.precision import Allowed, precisions_of
+from opweave.scheduler.place.source import Source
+from opweave.scheduler.place.target import Target
+from opweave.scheduler.plan.allocate import MemoryPlan, allocate
+from opweave.scheduler.plan.fuse import fuse
+from opweave.scheduler.plan.partition import partition
+from opweave.scheduler.plan.splits import Partition
+from opweave.scheduler.program import Program
+from opweave.scheduler.run.executor import Executor
+from opweave.scheduler.run.runs import ProgramState
+
+if TYPE_CHECKING:
+    from opweave.scheduler.compile.lower import Show
+    from opweave.scheduler.place.strategy import Strategy
+
+__all__ = ["Builder"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Builder:
+    """Makes programs. The caller holds the executor's lock.
+
+    Attributes:
+        targets: the scheduler's devices, in order of priority.
+        arenas: the memory for temporaries of each target.
+        executor: runs the programs.
+        strategy: places nodes; ``None``: by priority.
+        op_offload, parallel, n_slots, memory_limit: as of `opweave.Scheduler`.
+        forget: called with a program that is closed.
+        host: the device whose memory holds read-only leaves that no other device holds.
+    """
+
+    targets: Sequence[Target]
+    arenas: Sequence[Arena]
+    executor: Executor
+    strategy: Strategy | None
+    op_offload: bool
+    parallel: bool
+    n_slots: int
+    memory_limit: int | None
+    forget: Callable[[Program], None]
+    host: HostDevice
+
+    def plan(
+        self,
+        tensors: tuple[Tensor, ...],
+        pins: Mapping[Tensor, int],
+        placed: Mapping[Tensor, Placement],
+        allowed: Allowed,
+    ) -> Partition:
+        """The graph of ``tensors``, placed and divided into splits."""
+        source = Source(Graph(tensors), pins, placed)
+        if any(t.leaf is not None and t.leaf.shards is not None for t in source.graph.leaves):
+            source = self._split(source, allowed)
+        if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
+            source = self._within_limit(source, allowed, self.memory_limit)
+        return self._divide(source, precisions_of(source.graph.nodes, allowed))
+
+    def _split(self, source: Source, allowed: Allowed) -> Source:
+        """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
+        from opweave.scheduler.plan.collectives import links_of  # most programs have no weights in shards
+        from opweave.sharding.split import split_graph
+
+        targets, index = self.targets, {target.name: target.index for target in self.targets}
+        kept = {**dict.fromkeys(source.placed), **{tensor: targets[at].name for tensor, at in source.pins.items()}}
+        split = split_graph(source.graph, kept, links_of(targets, allowed))
+        made = source.rewritten(split.graph, split.stand_ins)
+        pins = dict(made.pins)
+        for tensor, name in split.devices.items():
+            at = index.get(name)
+            if at is not None and tensor.signature is not None and targets[at].support(tensor.signature).reason is None:
+                pins.setdefault(tensor, at)
+        causes = {tensor: "shard" for tensor in split.devices if tensor in pins}
+        return replace(made, pins=pins, causes=causes, sharded=split.sharded, collectives=split.collectives)
+
+    def _within_limit(self, source: Source, allowed: Allowed, limit: int) -> Source:
+        """The graph with as much computed again as the limit of memory asks for."""
+        from opweave.scheduler.plan.recompute import less_memory  # most schedulers have no limit
+
+        def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
+            parts = self._divide(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
+            plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
+            return sum(plan.nbytes.values())
+
+        graph, changed, least = less_memory(source.graph, limit, planned)
+        if least > limit:
+            what, remedy = (
+                f"a plan within memory_limit={limit:,}",
+                "computing again saves no more; take smaller batches",
+            )
+            raise AllocationError(what, least, limit, remedy)
+        return source.rewritten(graph, changed)
+
+    def _divide(
+        self, source: Source, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()
+    ) -> Partition:
+        predicted = None
+        if self.strategy is None:
+            assignment = assign(
+                source.graph, self.targets, source.pins, self.op_offload, source.placed, precisions
+            ).with_causes(source.causes)
+        else:
+            from opweave.scheduler.place.strategy import PlacementProblem  # most schedulers place by priority
+
+            problem = PlacementProblem(source, self.targets, self.op_offload, precisions)
+            assignment, predicted = self.strategy(problem)
+        parts = partition(source, assignment, observed)
+        return parts if predicted is None else replace(parts, prediction=predicted)
+
+    def compile(
+        self,
+        parts: Partition,
+        form: Outputs,
+        show: Show | None = None,
+        earlier: Iterable[Program] = (),
+    ) -> Program:
+        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``earlier``
+        programs of this scheduler may have calls that can be used again."""
+        alike = next((program._as_earlier for program in earlier if program._as_earlier.is_alike(parts)), None)
+        return self._compile(Outline(parts, fuse(parts)), form, show, alike)
+
+    def resized(self, outputs: tuple[Tensor, ...], form: Outputs, earlier: Iterable[Program]) -> Program | None:
+        """The program of ``outputs`` by the template of one of ``earlier`` programs, which differ from it in sizes at
+        most; ``None`` if none serves. All of them are placed by priority, without pins and computed exactly.
+
+        Raises:
+            As `plan` and `compile`.
+        """
+        tried: set[Template | None] = {None}
+        for known in earlier:
+            if not all(map(looks_alike, known.partition.graph.outputs, outputs)) or known._template in tried:
+                continue
+            template = known._template
+            tried.add(template)
+            planned = None if template is None else template.plan(outputs)
+            if planned is not None:
+                program = self._compile(planned, form, None, known._as_earlier)
+                program._take_template(known)
+                return program
+        return None
+
+    def _compile(self, planned: Outline, form: Outputs, show: Show | None, earlier: EarlierProgram | None) -> Program:
+        parts, groups = planned.partition, planned.groups
+        plan, bindings, leases = self._take_memory(planned, 1 if show is not None else self.n_slots, earlier)
+        executor = self.executor
+        lists = lower(
+            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, earlier=earlier,
+            listed=planned.operands,
+        )  # fmt: skip
+        state = ProgramState(parts, lists, leases, form)
+        variant = partial(self._with_observed, parts, form)
+        return Program(executor, state, groups, plan.nbytes, variant, self.forget)
+
+    def again(self, program: Program) -> Program:
+        """The program of another scheduler over the same devices, each node on its device."""
+        parts = program.partition
+        nodes = [node for node in parts.graph.nodes if node.base is None]
+        precisions = parts.assignment.capabilities.precisions
+        capabilities = Capabilities(self.targets, parts.graph.leaves, nodes, precisions)
+        assignment = replace(parts.assignment, capabilities=capabilities)
+        return self.compile(partition(parts.source, assignment), program._state.form)
+
+    def _with_observed(self, parts: Partition, form: Outputs, observed: Collection[Tensor], show: Show) -> Program:
+        """The program again, with calls of ``show`` behind the observed nodes."""
+        with self.executor.lock:
+            planned = self._divide(parts.source, parts.assignment.capabilities.precisions, observed)
+            return self.compile(planned, form, show)
+
+    def _take_memory(
+        self, planned: Outline, slots: int, earlier: EarlierProgram | None
+    ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
+        """Memory for as many slots as are wanted, or for one where there is too little."""
+        (parts, groups, moments, _), tight = planned, False
+        while True:
+            capacities = [arena.capacities() for arena in self.arenas]
+            plan = allocate(parts, groups, capacities, slots, tight=tight, moments=moments)
+            try:
+                return plan, *bind(parts, plan, self.arenas, self.host, earlier, tight=tight)
+            except AllocationError as error:
+                if not tight and any(capacities):
+                    tight = True
+                    continue
+                if slots == 1:
+                    raise
+                warnings.warn(f"too little memory for {slots} slots, so that runs will not overlap: {error}",
+                              RuntimeWarning, stacklevel=4)  # fmt: skip
+                slots, tight = 1, False

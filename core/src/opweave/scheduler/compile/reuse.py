@@ -1,0 +1,121 @@
+"""What is used again of a program that was built before: operands and calls, by a new one.
+
+A decoder with a growing cache builds a graph for each token of which most steps are those of the token before, on
+operands of the same sizes in the same memory. What was made of such steps when the earlier program was lowered, views
+of memory and bound kernels, is taken over: making it again is most of what a build costs. Everything else is planned
+anew, or by a `Template`, so that devices, bytes and results are those of a build that takes nothing over. (Memory that
+the scheduler has already is filled first; as it does not move, a later program may take more of it than the first one.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
+from operator import is_
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from opweave.contract.stream import Stream
+from opweave.contract.worker import WorkerStream
+
+if TYPE_CHECKING:
+    from opweave.contract.step import Call
+    from opweave.scheduler.compile.bind import Bindings
+    from opweave.scheduler.compile.run_list import RunList
+    from opweave.scheduler.plan.fuse import Groups
+    from opweave.scheduler.plan.splits import Partition, Split
+
+__all__ = ["EarlierProgram", "EarlierSlot"]
+
+
+class EarlierProgram(NamedTuple):
+    """A program that was built before; the graph of a new one may differ from its graph in sizes."""
+
+    partition: Partition
+    groups: Groups
+    lists: Sequence[RunList]
+
+    def is_alike(self, partition: Partition) -> bool:
+        """Whether storages and steps of both have the same numbers on the same targets."""
+        known = self.partition
+        steps = [(split.target, len(split.items)) for split in known.splits]
+        return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
+
+    def leaves_of(self, partition: Partition) -> Set[int]:
+        """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a
+        program is current, its leaves have not moved."""
+        known = self.partition
+        if (known.unpacked, known.repacked, known.placed) != (partition.unpacked, partition.repacked, partition.placed):
+            return frozenset()
+        if known.owners is partition.owners:
+            return known.owners.keys()
+        return {storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner}
+
+    def at(self, slot: int, bindings: Bindings) -> EarlierSlot | None:
+        """What a slot of it holds; ``None`` if it has no such slot, or was closed."""
+        before = self.lists[slot].bindings if slot < len(self.lists) else None
+        if before is None:
+            return None
+        actions = self.lists[slot].actions.actions
+        plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
+        return EarlierSlot(self, before, bindings, plans)
+
+
+class EarlierSlot:
+    """What one slot of an earlier program holds.
+
+    Args:
+        now: the memory of the new program in that slot.
+
+    Attributes:
+        bindings: its memory.
+        plans: index of a split -> the calls of its plan.
+    """
+
+    def __init__(
+        self, earlier: EarlierProgram, bindings: Bindings, now: Bindings, plans: Mapping[int, Sequence[Call] | None]
+    ) -> None:
+        self.earlier: Final = earlier
+        self.bindings: Final = bindings
+        self.plans: Final = plans
+        self._now: Final = now
+
+    @cached_property
+    def same(self) -> Sequence[bool]:
+        """By storage id, whether it lies where it lay."""
+        before, now = self.bindings, self._now
+        same = list(map(is_, before.buffers, now.buffers))
+        for storage, (old, new) in enumerate(zip(before.offsets, now.offsets, strict=True)):
+            if old != new or before.handles.get(storage) is not now.handles.get(storage):
+                same[storage] = False
+        return same
+
+    def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
+        """For every group of a split the call of the earlier program, where its operands, its kernel and its scratch
+        memory are the same; ``None``: no call can be used again."""
+        k, scratch, workspaces = split.index, self.bindings.workspaces, bindings.workspaces
+        calls, stream = self.plans.get(k), split.target.stream
+        made_by = stream.inner if isinstance(stream, WorkerStream) else stream
+        plain = type(made_by)._compile is Stream._compile
+        before, fused = self.earlier.partition.splits[k].items, groups.of_split[k]
+        if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
+            return None
+        if not any(old[4] is new[4] for old, new in zip(before, split.items, strict=True)):
+            return None  # all sizes have changed
+        same = self.same
+        equal = [
+            old[4] is new[4] and same[new[2][0]] and old[2] == new[2] and old[3] == new[3]
+            and all(same[source[0]] for source in new[3])
+            for old, new in zip(before, split.items, strict=True)
+        ]  # fmt: skip
+        if fused is not None:
+            known = self.earlier.groups.of_split[k]
+            equal = [
+                known is not None and known[g] == group and all(equal[i] for i in group.items)
+                for g, group in enumerate(fused)
+            ]
+        if not plain:
+            equal[-1] = False
+        return [
+            call if equal[g] and ((k, g) not in workspaces or scratch.get((k, g)) == workspaces[k, g]) else None
+            for g, call in enumerate(calls)
+        ]

@@ -1,0 +1,319 @@
+"""`explain`: which node runs where and why, what is copied, what memory it takes: as text, as rows, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from opweave.contract.worker import WorkerStream
+from opweave.scheduler.explain.page import Report, page
+from opweave.scheduler.place.assign import CAUSES
+from opweave.scheduler.plan.allocate import MemoryUse, lifetimes
+from opweave.scheduler.plan.fuse import unfused
+from opweave.scheduler.plan.splits import COPY_CAUSES
+from opweave.units import human_bytes, human_time
+
+if TYPE_CHECKING:
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.strategy import Prediction
+    from opweave.scheduler.plan.splits import Copy, Partition
+
+__all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
+
+
+class NodeRow(NamedTuple):
+    """One node of a program, for reports.
+
+    ``refusals`` holds, for devices of higher priority that were passed over because they do not run the node, their
+    reasons. ``seconds`` is what it is predicted to take, ``None`` where nobody asked for a prediction. ``scope`` is the
+    beginning of ``node``: where the node was built (`opweave.scope`), or ``""``. ``precision`` is what it is
+    computed in. ``repacked`` names the special memory in which it is given copies of its weights, or is ``""``.
+    """
+
+    split: int
+    device: str
+    node: str
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    cause: str
+    refusals: dict[str, str]
+    seconds: float | None = None
+    scope: str = ""
+    precision: Precision = "exact"
+    repacked: str = ""
+
+
+class CopyRow(NamedTuple):
+    """One copy between memories that every run makes. ``cause`` as in `Copy`; ``after``: a write-back."""
+
+    split: int
+    tensor: str
+    source: str
+    target: str
+    nbytes: int
+    cause: str
+    after: bool
+
+
+class MemoryCurve(NamedTuple):
+    """Bytes of a device's living temporaries over a run.
+
+    Attributes:
+        moments: (moment, bytes from there on); a moment is the start of a split, or one step.
+        planned: bytes that the memory plan takes, at least the highest point of the curve; 0 without a plan.
+    """
+
+    device: str
+    moments: list[tuple[int, int]]
+    planned: int
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Explanation(Report):
+    """What `Program.explain` gives: a text, rows and a page. Printing shows the text; ``in`` looks for words in it.
+
+    Attributes:
+        text: the whole, for people.
+        nodes, copies: every node and every copy, in order.
+        memory: device -> bytes (`MemoryUse`); empty for what was planned without memory.
+        curves: memory over the run, by device.
+        splits: for every split its device and what its plan says about itself.
+        remarks: what could be done better, each a sentence.
+        predicted: what a run is predicted to take, where it was placed by cost or somebody asked.
+    """
+
+    text: str
+    nodes: list[NodeRow]
+    copies: list[CopyRow]
+    memory: Mapping[str, MemoryUse]
+    curves: list[MemoryCurve]
+    splits: list[tuple[str, list[str]]]
+    predicted: Prediction | None
+    remarks: list[str]
+
+    def by_scope(self, depth: int | None = None) -> str:
+        """A table with one line for each scope (`opweave.scope`) instead of one for each node: its steps, its devices
+        and, where there is a prediction, its seconds.
+
+        Args:
+            depth: scopes that are nested deeper count for the one around them; ``None``: all have lines of their own.
+        """
+        scopes: dict[str, list[NodeRow]] = {}
+        for row in self.nodes:
+            scopes.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
+        width = max((len(scope) for scope in scopes), default=0)
+        lines = []
+        for scope, rows in scopes.items():
+            line = f"{scope or '-':<{width}}  {_count(len(rows), 'step'):>10}  {', '.join({r.device: 0 for r in rows})}"
+            seconds = [row.seconds for row in rows if row.seconds is not None]
+            lines.append(f"{line}  {human_time(sum(seconds))}" if seconds else line)
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """One self-contained HTML page."""
+        return page(self)
+
+
+def copy_rows(partition: Partition) -> list[CopyRow]:
+    """Every copy of a run, in order."""
+    rows = []
+    for split in partition.splits:
+        for copy in (*split.copies, *split.write_backs):
+            source, target = ends_of(partition, copy)
+            after = copy.cause == "write-back"
+            rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
+    return rows
+
+
+def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
+    """Bytes of living temporaries over a run, for every device that has some."""
+    birth, death, alias, times = lifetimes(partition, unfused(partition))
+    end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
+    curves = []
+    for target in partition.assignment.targets:
+        changes: dict[int, int] = {}
+        for place, size in enumerate(partition.sizes):
+            if partition.arenas[place] == target.index and birth[place] >= 0:
+                # A value that takes over memory counts from the moment after the former value's end.
+                start = birth[place] + (alias[place] != place)
+                changes[start] = changes.get(start, 0) + size
+                changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size
+        if changes:
+            bytes_ = 0
+            moments = []
+            for moment in sorted(changes):
+                bytes_ += changes[moment]
+                moments.append((moment, bytes_))
+            planned = memory[target.name].temporaries if target.name in memory else 0
+            curves.append(MemoryCurve(target.name, moments, planned))
+    return curves
+
+
+def node_rows(partition: Partition) -> list[NodeRow]:
+    """Every node that runs, in order."""
+    assignment, predicted = partition.assignment, partition.prediction
+    rows = []
+    for split in partition.splits:
+        for item in split.items:
+            node = item.node
+            if node is None:
+                shape = item.out.shape
+                rows.append(
+                    NodeRow(split.index, split.target.name, "pack", item.op, item.out.dtype.name, shape, "dense", {})
+                )
+                continue
+            refusals = {}
+            for target in assignment.targets[: split.target.index]:
+                reason = assignment.capabilities.support(target, node).reason
+                if reason is not None:
+                    refusals[target.name] = reason
+            cause = assignment.causes.get(node, "")
+            seconds = predicted.nodes.get(node) if predicted is not None else None
+            rows.append(
+                NodeRow(
+                    split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
+                    seconds, node.scope, item.support.precision,
+                    ", ".join(dict.fromkeys(kind.name for kind in item.support.repacked.values())),
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str, chosen: bool = False) -> str:
+    most = "at most " if chosen else ""  # only the rows that are asked for
+    what = f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
+    return f"    copy {what}: {source} -> {target}, {most}{human_bytes(size)} ({cause})"
+
+
+def explain(
+    partition: Partition,
+    memory: Mapping[str, MemoryUse] | None = None,
+    limit: int = 200,
+    remarks: Mapping[int, Sequence[str]] = MappingProxyType({}),
+) -> Explanation:
+    """The partition explained. In the text, long splits show their first and last nodes, ``limit`` lines in all.
+
+    Args:
+        memory: device -> bytes.
+        remarks: index of a split -> what its plan says about itself.
+    """
+    graph, targets, predicted = partition.graph, partition.assignment.targets, partition.prediction
+    steps = sum(len(s.items) for s in partition.splits)
+    lines = [
+        f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in targets)}; "
+        f"{_count(len(partition.copies), 'copy', 'copies')} of "
+        f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
+    ]
+    if predicted is not None:
+        lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
+        lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
+    for tensor, place in partition.inputs.items():
+        lines.append(
+            f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {targets[partition.arenas[place]].name}"
+        )
+    rows: dict[int, list[NodeRow]] = {}
+    for row in node_rows(partition):
+        rows.setdefault(row.split, []).append(row)
+    share = max(6, limit // max(1, len(partition.splits)))
+    used: set[str] = set()
+    for split in partition.splits:
+        head = f"split {split.index} on {split.target.name}: {_count(len(split.items), 'step')}"
+        prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
+        lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
+        for copy in split.copies:
+            source, target = ends_of(partition, copy)
+            line = _copy_line(copy.tensor, copy.cause, copy.nbytes, source, target, copy.ids is not None)
+            lines.append(line if copy.kind is None else line.replace("copy", copy.kind, 1))
+        shown = rows.get(split.index, [])
+        width = max((len(r.node) for r in shown), default=0)
+        cut = _middle(shown, share)
+        for i, row in enumerate(shown):
+            if cut and cut[0] <= i < cut[1]:
+                if i == cut[0]:
+                    lines.append(f"    ... {cut[1] - cut[0]} more ...")
+                continue
+            used.add(row.cause)
+            line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
+            if row.precision != "exact":
+                line += f"  in {row.precision}"
+            if row.repacked:
+                line += f"  weights in {row.repacked}"
+            if row.seconds is not None:
+                line += f"  {human_time(row.seconds)}"
+            lines.append(line.rstrip())
+            lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
+        for copy in split.write_backs:
+            target = where(partition, copy.dst.storage)
+            lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
+    for tensor in partition.source.sharded:
+        assert tensor.leaf is not None
+        assert tensor.leaf.shards is not None
+        shards = tensor.leaf.shards
+        parts = zip(shards.devices, shards.parts, strict=True)
+        each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)
+        lines.append(f"shards {tensor.name} {tensor.dtype}{list(tensor.shape)}, axis {shards.axis}: {each}")
+    for output in graph.outputs:
+        lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
+    for name, use in (memory or {}).items():
+        lines.append(
+            f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
+            f"{human_bytes(use.states)} states" + (f", {human_bytes(use.library)} library" if use.library else "")
+        )
+    for used_target in dict.fromkeys([split.target for split in partition.splits]):
+        stream = used_target.stream
+        if left := (stream.inner if isinstance(stream, WorkerStream) else stream).uncancellable():
+            lines.append(f"cancelling on {used_target.name}: {left}")
+    from opweave.scheduler.explain.remarks import remarks as remarks_on  # most programs have none
+
+    whole = remarks_on(partition)
+    if whole:
+        lines += ["remarks:", *(f"    {remark}" for remark in whole)]
+    copied = {copy.cause for copy in partition.copies}
+    meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
+    meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
+    if meanings:
+        lines += ["causes:", *(f"    {m}" for m in meanings)]
+    memory = memory or {}
+    return Explanation(
+        text="\n".join(lines),
+        nodes=[row for of_split in rows.values() for row in of_split],
+        copies=copy_rows(partition),
+        memory=memory,
+        curves=memory_curves(partition, memory),
+        splits=[(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits],
+        predicted=predicted,
+        remarks=whole,
+    )
+
+
+def ends_of(partition: Partition, copy: Copy) -> tuple[str, str]:
+    """Where a copy reads and where it writes; of collectives all devices, joined by ``" + "``."""
+    read = dict.fromkeys([where(partition, view.storage) for view in (copy.src, *copy.terms)])
+    written = dict.fromkeys([where(partition, view.storage) for view in copy.writes])
+    return " + ".join(read), " + ".join(written)
+
+
+def where(partition: Partition, place: int) -> str:
+    """The name of the device or of the space in whose memory a storage lies."""
+    arena = partition.arenas[place]
+    if arena >= 0:
+        return partition.assignment.targets[arena].name
+    tensor, space = partition.owners[place]
+    if tensor.leaf is not None and tensor.leaf.device:
+        return tensor.leaf.device
+    return space.name
+
+
+def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:
+    count = len(list(rows))
+    if count <= limit:
+        return None
+    return limit // 2, count - limit // 2
+
+
+def _count(n: int, singular: str, plural: str = "") -> str:
+    return f"{n} {singular if n == 1 else plural or singular + 's'}"

@@ -1,0 +1,122 @@
+"""What callers give to a scheduler, checked before anything is done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave import registry
+from opweave.contract.device import Device
+from opweave.contract.memory import BufferType
+from opweave.contract.stream import Stream
+from opweave.errors import HazardError, SchedulerError
+from opweave.graph.leaf import Placement
+from opweave.graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from opweave.scheduler.place.strategy import Strategy
+
+__all__ = ["Outputs", "Where", "checked_options", "checked_outputs", "checked_placements", "repack_limit"]
+
+Where = Device | Stream | str
+Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+MOST_SLOTS: Final = 64
+"""At most this many runs may overlap: each has memory of its own for inputs and for what crosses devices."""
+
+
+def checked_options(
+    devices: Where | Sequence[Where],
+    parallel: bool | int,
+    buffer_types: Mapping[Device | str, BufferType] | None,
+    placement: str,
+) -> tuple[list[Device | Stream], dict[str, BufferType], Strategy | None]:
+    """The devices and streams, device name -> kind of memory for its temporaries, and the strategy of placement that a
+    plugin offers, ``None`` for that of the core."""
+    if not isinstance(placement, str):
+        raise SchedulerError(f"placement is the name of a strategy, such as 'priority', not {placement!r:.60}")
+    chosen = None
+    if placement != "priority":
+        from opweave.scheduler.place.strategy import strategy  # most schedulers place by priority
+
+        chosen = strategy(placement)
+    if not isinstance(parallel, int) or not 0 <= parallel <= MOST_SLOTS:
+        raise SchedulerError(
+            f"parallel is True, False or a number of slots, not {parallel!r:.60} (at most {MOST_SLOTS})"
+        )
+    if not isinstance(buffer_types, (Mapping, type(None))):
+        raise SchedulerError(f"buffer_types are a mapping of devices to kinds of memory, not {buffer_types!r:.60}")
+    if not isinstance(devices, (Device, Stream, Iterable)):
+        raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {devices!r:.60}")
+    given = [devices] if isinstance(devices, (Device, Stream, str)) else list(devices)
+    if not given:
+        raise SchedulerError("a scheduler needs at least one device")
+    kinds = {k if isinstance(k, str) else k.name: v for k, v in (buffer_types or {}).items()}
+    resolved = [registry.device(d) if isinstance(d, str) else d for d in given]
+    for item in resolved:
+        if not isinstance(item, (Device, Stream)):
+            raise SchedulerError(f"a scheduler runs on devices, streams, or names of devices, not on {item!r}")
+    names = [d.name if isinstance(d, Device) else d.device.name for d in resolved if isinstance(d, Device)]
+    if len(set(names)) != len(names):
+        raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
+    return resolved, kinds, chosen
+
+
+def repack_limit(given: bool | int | None, device: Device) -> float:
+    """Bytes that copies of weights in special memory of a device may take, by what a caller gave as ``repack``.
+
+    Without that, the environment variable of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
+    ``OPWEAVE_REPACK_BYTES``.
+
+    Raises:
+        SchedulerError: neither a truth value nor a number of bytes, given or in a variable.
+    """
+    what: str = "repack"
+    value: object = given
+    if value is None:
+        value = True
+        backend = device.name.partition(":")[0].upper().replace("-", "_")
+        for variable in (f"OPWEAVE_{backend}_CACHE_BYTES", "OPWEAVE_REPACK_BYTES"):
+            text = os.environ.get(variable, "")
+            if text:
+                what, value = variable, int(text) if text.isascii() and text.isdigit() else text
+                break
+    if not isinstance(value, int) or value < 0:
+        raise SchedulerError(f"{what} is True, False or a number of bytes, not {value!r:.60}")
+    return inf if value is True else value
+
+
+def checked_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:
+    """Placements of computed tensors, checked against each other."""
+    placed: dict[Tensor, Placement] = {}
+    if not isinstance(placements, Iterable):
+        raise SchedulerError(f"placements are a sequence of what ow.storage made, not {placements!r:.60}")
+    for made in placements:
+        if not isinstance(made, Placement):
+            raise SchedulerError(f"placements are what ow.storage made; one of them is {made!r:.60}")
+        if made.tensor.op is None or made.tensor.memory is not made.tensor:
+            raise SchedulerError(f"{made.tensor.describe()} is not a computed tensor with memory of its own")
+        made.buffer.check(made.offset, made.buffer.type.alloc_size(made.tensor))
+        for other in placed.values():
+            apart = (
+                made.offset + made.tensor.nbytes <= other.offset or other.offset + other.tensor.nbytes <= made.offset
+            )
+            if other.buffer is made.buffer and not apart:
+                raise HazardError(f"{made.tensor.describe()} is placed over {other.tensor.describe()}")
+        placed[made.tensor] = made
+    return placed
+
+
+def checked_outputs(outputs: Outputs) -> tuple[tuple[Tensor, ...], Any]:
+    """The output tensors, and a hashable key for the form in which results are returned."""
+    if isinstance(outputs, Tensor):
+        return (outputs,), "one"
+    if not isinstance(outputs, Iterable):
+        raise SchedulerError(f"outputs are a tensor, a sequence or a mapping of tensors, not {outputs!r:.60}")
+    tensors: tuple[Tensor, ...] = tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise SchedulerError(f"outputs are tensors, one, a sequence or a mapping; one of them is {tensor!r:.60}")
+    return tensors, tuple(outputs) if isinstance(outputs, Mapping) else "many"

@@ -1,0 +1,377 @@
+"""Which device runs which node, and why: `Graph` to `Assignment`. Every pass takes linear time; the cause of every
+decision is recorded.
+
+1. Decided beforehand: pins; nodes that write placed memory or a pinned state; nodes that read placed weights, which
+   stay with them unless no device there runs them, or a device brings the weights from host memory for them (offload).
+2. Grow: undecided nodes take the device of their neighbours in the order, the last device after all others.
+3. Choose: a node that is still undecided runs on the device that reaches most of the bytes that it reads; among equals,
+   on that of the highest priority.
+4. Boundaries: between decided nodes, device boundaries are where the fewest bytes have to be copied (`Boundaries`).
+5. Nodes without sources run on the device of their reader; a node moves to a device of higher priority that shares its
+   memory and asks for it (``Device._wants``).
+6. Views are on the device of their root, leaves without a device on that of their reader.
+
+A device that only runs the references (`Kind.HOST`) runs nodes that no other device supports, unless all devices are of
+that kind. It also runs nodes that write into host memory which no other device reaches, and nodes without sources that
+only it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
+from opweave.scheduler.place.capabilities import Capabilities
+from opweave.scheduler.place.target import Target
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.contract.space import MemorySpace
+    from opweave.graph.graph import Graph
+    from opweave.graph.leaf import Leaf, Location, Placement
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.memory import PlacedMemory
+
+__all__ = ["CAUSES", "Assignment", "assign", "target_at"]
+
+CAUSES: Final[dict[str, str]] = {
+    "pinned": "the caller pinned it there",
+    "shard": "it belongs to the part of a weight that lies there",
+    "storage": "it writes memory that lies there",
+    "input": "fed values enter there",
+    "weights": "it reads weights that lie there",
+    "offload": "the device brings the weights from the host for it",
+    "expand-down": "the node before it is there",
+    "expand-up": "the node after it is there",
+    "most-inputs": "most of the bytes that it reads are there",
+    "fewest-bytes": "between its neighbours on several devices the fewest bytes move so",
+    "priority": "the first device in the order that supports it",
+    "reader": "it needs nothing, and is made where it is read",
+    "upgrade": "a device that shares the memory and wants it",
+    "view": "a view lies where its root lies",
+    "leaf": "an unplaced leaf goes to its first reader",
+    "host": "no other device runs it; the host runs its reference",
+    "cost": "the whole is predicted to take least time so",
+}
+"""Every cause that `Assignment.causes` holds, with its meaning."""
+
+GROWN: Final = frozenset(("expand-down", "expand-up"))
+"""The causes of decisions that were taken over from a neighbour."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """The target of every node and leaf of a graph.
+
+    Attributes:
+        capabilities: what the devices say of the nodes.
+        target_of: tensor -> index of its target, for computed nodes, leaves and views.
+        causes: tensor -> key of `CAUSES`.
+        fetched: nodes for which a target brings placed weights from host memory in each run.
+    """
+
+    capabilities: Capabilities
+    target_of: Mapping[Tensor, int]
+    causes: Mapping[Tensor, str]
+    fetched: Set[Tensor]
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The targets by index."""
+        return self.capabilities.targets
+
+    def with_causes(self, causes: Mapping[Tensor, str]) -> Assignment:
+        """The same with other causes for some tensors."""
+        return replace(self, causes={**self.causes, **causes})
+
+
+def assign(
+    graph: Graph,
+    targets: Sequence[Target],
+    pins: Mapping[Tensor, int],
+    op_offload: bool,
+    placed: Mapping[Tensor, Placement] = MappingProxyType({}),
+    precisions: Mapping[Tensor, Precision] = MappingProxyType({}),
+) -> Assignment:
+    """Place every node of ``graph``. ``placed`` are computed tensors whose memory the caller decided, ``precisions``
+    nodes that may be computed less than exactly.
+
+    Raises:
+        UnsupportedOpError: a pinned node on a device that does not run it, or a node that no device runs; with every
+            device's reason.
+    """
+    nodes = [t for t in graph.nodes if t.base is None]
+    able = Capabilities(targets, graph.leaves, nodes, precisions)
+    assigning = _Assigning(able, graph.leaves, nodes, {t: at for t, at in pins.items() if t.op is None})
+    target_of, causes = assigning.target_of, assigning.causes
+    if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
+        assigning.decide_beforehand(pins, placed, op_offload)
+        if target_of and len(target_of) < len(nodes):
+            assigning.grow()
+    if len(target_of) < len(nodes):
+        assigning.choose()
+    if len(targets) > 1:
+        assigning.cross_boundaries()
+        assigning.join_readers()
+        assigning.upgrade(pins)
+    fetched = assigning.memory.fetched(target_of, pins) if assigning.memory is not None else frozenset()
+    for tensor in graph.nodes if len(nodes) < len(graph.nodes) else ():
+        if tensor.base is not None and tensor.base.op is not None:
+            target_of[tensor] = target_of[tensor.base]
+            causes[tensor] = "view"
+    assigning.place_leaves()
+    return Assignment(able, target_of, causes, fetched)
+
+
+def _has_place(leaf: Leaf) -> bool:
+    return leaf.placement is not None and leaf.kind in ("weight", "state")
+
+
+def target_at(targets: Sequence[Target], placement: Placement | Location) -> int | None:
+    """The target whose device holds placed memory, else the first one that reaches it."""
+    for target in targets:
+        if target.device is placement.buffer.device:
+            return target.index
+    for target in targets:
+        if target.device.reaches(placement.buffer.space):
+            return target.index
+    return None
+
+
+class _Assigning:
+    """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
+
+    def __init__(
+        self, able: Capabilities, leaves: Sequence[Tensor], nodes: Sequence[Tensor], leaf_pins: Mapping[Tensor, int]
+    ) -> None:
+        self.able: Final = able
+        self.targets: Final = able.targets
+        self.leaves: Final = leaves
+        self.nodes: Final = nodes
+        self.leaf_pins: Final = leaf_pins  # inputs, and states without memory
+        self.target_of: dict[Tensor, int] = {}
+        self.causes: dict[Tensor, str] = {}
+        self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
+        self.decided: Set[Tensor] = frozenset()  # the nodes that it has decided
+        self.made: list[Tensor] = []  # nodes without sources, which run on the device that reads them
+
+    @cached_property
+    def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
+        """The nodes that read each value or a view of it, in order, once for each time that they read it."""
+        readers: dict[Tensor, list[Tensor]] = {}
+        for node in self.nodes:
+            for source in node.srcs:
+                root = source if source.base is None else source.base
+                if root in readers:
+                    readers[root].append(node)
+                else:
+                    readers[root] = [node]
+        return readers
+
+    # --- decided beforehand -----------------------------------------------------------------------------------------
+
+    def decide_beforehand(
+        self, pins: Mapping[Tensor, int], placed: Mapping[Tensor, Placement], op_offload: bool
+    ) -> None:
+        """Pins, nodes that write placed memory, nodes that read placed weights."""
+        from opweave.scheduler.place.memory import PlacedMemory  # importing opweave must not pay for it
+
+        memory = self.memory = PlacedMemory(self.able, self.leaves, self.readers, op_offload)
+        target_of, causes = self.target_of, self.causes
+        concerned = {*memory.weights, *pins, *placed}
+        for node in self.nodes:
+            if node not in concerned and node.state is None:
+                continue
+            pinned = pins.get(node)
+            if pinned is not None:
+                target = self.targets[pinned]
+                if not self.able.supports(target, node):
+                    raise self.able.refusal(node, f"{node.describe()} is pinned to {target.name}, which refuses it")
+                target_of[node], causes[node] = pinned, "pinned"
+                continue
+            home = None if node.state is None else self.leaf_pins.get(node.state)
+            if home is not None and self.able.supports(self.targets[home], node):
+                target_of[node], causes[node] = home, "storage"
+                continue
+            leaf = None if node.state is None else node.state.leaf
+            storage = placed.get(node) if leaf is None else leaf.placement
+            found = memory.decide(node, storage)
+            if found is not None:
+                target_of[node], causes[node] = found
+        self.decided = frozenset(target_of)
+
+    # --- neighbours -------------------------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Open nodes take the device of the nodes before and after them in the order."""
+        references = frozenset(target.index for target in self.able.references)
+        last = frozenset([len(self.targets) - 1])
+        for skipped in (references | last, references):
+            for order, cause in ((1, "expand-down"), (-1, "expand-up")):
+                if len(self.target_of) < len(self.nodes):
+                    self._sweep(self.nodes[::order], cause, skipped)
+
+    def _sweep(self, nodes: Sequence[Tensor], cause: str, skipped: Set[int]) -> None:
+        targets, target_of, causes = self.targets, self.target_of, self.causes
+        supports = self.able.supports
+        current = -1
+        for node in nodes:
+            target = target_of.get(node)
+            if target is not None:
+                current = -1 if target in skipped else target
+            elif current >= 0 and supports(targets[current], node):
+                target_of[node], causes[node] = current, cause
+
+    # --- what is still open -----------------------------------------------------------------------------------------
+
+    def choose(self) -> None:
+        """The device that reaches most of the bytes that a node reads, else the first that runs it."""
+        target_of, causes, able = self.target_of, self.causes, self.able
+        nodes = [node for node in self.nodes if node not in target_of] if target_of else self.nodes
+        if len(self.targets) == 1:
+            only = self.targets[0]
+            asked = {node.signature for node in nodes}
+            if able.special:
+                asked = set(map(able.signature, nodes))
+            if any(only.support(signature).reason is not None for signature in asked if signature is not None):
+                refused = next(node for node in nodes if not able.supports(only, node))
+                raise able.refusal(refused, f"no device runs {refused.describe()}")
+            target_of.update(dict.fromkeys(nodes, 0))
+            causes.update(dict.fromkeys(nodes, "priority"))
+            return
+        for node in nodes:
+            if not node.srcs:
+                self.made.append(node)
+                continue
+            best, most = None, -1
+            located = [(source, *where) for source in node.srcs if (where := self._location(source)) is not None]
+            for target in able.able(node):
+                read = located
+                if able.prepared:
+                    support = able.support(target, node)
+                    read = [where for where in read if not able.unpacks(where[0], support)]
+                reached = 0
+                for source, home, space in read:
+                    if home == target.index or target.device.reaches(space):
+                        reached += source.nbytes
+                if reached > most:
+                    best, most = target, reached
+            if best is None:
+                raise able.refusal(node, f"no device runs {node.describe()}")
+            target_of[node] = best.index
+            near = most > 0 and best not in able.references
+            causes[node] = "most-inputs" if near else self._chosen(best)
+
+    @staticmethod
+    def _chosen(target: Target) -> str:
+        return "host" if target.device.kind is Kind.HOST else "priority"
+
+    def _location(self, source: Tensor) -> tuple[int, MemorySpace] | None:
+        """The target whose memory holds a source, -1 for placed leaves, and the space. ``None`` for what can be placed
+        on any device: inputs and unplaced leaves that nobody pinned."""
+        root = source.root
+        # Versions lie where their state lies.
+        home = self.target_of.get(root, self.leaf_pins.get(root)) if root.state is None else None
+        if home is not None:
+            return home, self.targets[home].space
+        placement = root.memory.leaf.placement if root.memory.leaf is not None else None
+        return None if placement is None else (-1, placement.buffer.space)
+
+    def _reaches(self, target: Target, source: Tensor) -> bool:
+        """Whether the target's device reaches a source where it lies; ``False`` for what lies nowhere yet."""
+        where = self._location(source)
+        return where is not None and (where[0] == target.index or target.device.reaches(where[1]))
+
+    def cross_boundaries(self) -> None:
+        """Nodes between decided ones on several devices move to the devices for which the fewest bytes are copied."""
+        from opweave.scheduler.place.boundaries import Boundaries  # programs of one device need none
+
+        causes, memory = self.causes, self.memory
+        computing = [target.index for target in self.able.computing]
+        offloading: set[int] = set()
+        if "offload" in causes.values():
+            offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
+
+        def movable(node: Tensor) -> Sequence[int]:
+            cause = causes.get(node)
+            if cause in GROWN:
+                return computing
+            return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
+
+        boundaries = Boundaries(self.nodes, self.readers, self.able, self.target_of, self.decided, movable)
+        for node, at in boundaries.fewer_bytes().items():
+            self.target_of[node], causes[node] = at, "fewest-bytes"
+
+    def join_readers(self) -> None:
+        """Nodes without sources run on the device of their first reader if it supports them, else on the first that
+        does."""
+        for node in self.made:
+            reader = next(iter(self.readers.get(node, ())), None)
+            if reader is not None and self.able.supports(self.targets[self.target_of[reader]], node):
+                self.target_of[node], self.causes[node] = self.target_of[reader], "reader"
+                continue
+            able = next(self.able.able(node), None)
+            if able is None:
+                raise self.able.refusal(node, f"no device runs {node.describe()}")
+            self.target_of[node] = able.index
+            self.causes[node] = self._chosen(able)
+
+    def upgrade(self, pins: Mapping[Tensor, int]) -> None:
+        """A node moves to a device of higher priority that shares its memory and that of its weights and states, and
+        asks for it."""
+        if all(type(target.device)._wants is Device._wants for target in self.targets):
+            return
+        targets, able = self.targets, self.able
+        for node in self.nodes:
+            at = targets[self.target_of[node]]
+            if node in pins:
+                continue
+            for target in targets[: at.index]:
+                support = able.support(target, node)
+                if (
+                    target.space is at.space
+                    and support.reason is None
+                    and not support.unpacked - able.support(at, node).unpacked
+                    and all(self._reaches(target, s) or not self._reaches(at, s) for s in node.srcs)
+                    and target.device.wants(able.step(target, node))
+                ):
+                    self.target_of[node], self.causes[node] = target.index, "upgrade"
+                    break
+
+    # --- leaves -----------------------------------------------------------------------------------------------------
+
+    def place_leaves(self) -> None:
+        """Inputs that nobody pinned are fed on the device of their readers if all are on one device, else on the last
+        device; other leaves are on the device of a reader, or of the node that writes them."""
+        target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
+        readers = self.readers if last else {}  # with one device there is nothing to choose
+        homes: dict[Buffer, int | None] = {}
+        written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
+        for tensor in self.leaves:
+            leaf = tensor.leaf
+            assert leaf is not None
+            if tensor in self.leaf_pins:
+                target_of[tensor], causes[tensor] = self.leaf_pins[tensor], "pinned"
+                continue
+            if leaf.placement is not None:
+                buffer = leaf.placement.buffer
+                if buffer not in homes:
+                    homes[buffer] = target_at(self.targets, leaf.placement)
+                home = homes[buffer]
+                if home is not None:
+                    target_of[tensor] = home
+                causes[tensor] = "storage"
+                continue
+            read = [target_of[node] for node in readers.get(tensor, ())] or [last]
+            if leaf.kind == "input":
+                target_of[tensor] = read[0] if read.count(read[0]) == len(read) else last
+                causes[tensor] = "input"
+            else:
+                target_of[tensor] = written.get(tensor, read[0])
+                causes[tensor] = "leaf"

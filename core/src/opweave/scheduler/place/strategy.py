@@ -1,0 +1,164 @@
+"""Strategies of placement, which ``Scheduler(placement=...)`` chooses among: ``"priority"`` is the core's own
+(`assign`), plugins offer others by the hook ``opweave_placements`` and are only imported when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from opweave import registry
+from opweave.errors import SchedulerError
+from opweave.packages import pip_install
+from opweave.scheduler.place.assign import Assignment, assign
+
+if TYPE_CHECKING:
+    from opweave.contract.device import Device
+    from opweave.graph.graph import Graph
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.source import Source
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.allocate import MemoryUse
+    from opweave.scheduler.plan.splits import Partition
+
+__all__ = ["PlacementProblem", "Prediction", "Predictor", "Strategy", "find_predictor", "predictor", "strategy"]
+
+
+class Prediction(NamedTuple):
+    """The predicted time and memory of a run.
+
+    Attributes:
+        seconds: of one run: steps, transfers, inputs and results. Asynchronous devices, those with a thread of their
+            own (``parallel=True``), and those of weights in shards work while others do; of what is computed at once
+            the slowest counts.
+        busy: device -> seconds of its steps.
+        copies: seconds of transfers: between memories, of inputs from the host, of results to it.
+        nodes: computed tensor -> seconds.
+        splits: seconds of each split, copies before and after it included.
+        memory: device -> bytes, planned as for a program but not allocated.
+        short: device -> missing bytes, for devices whose memory does not suffice.
+    """
+
+    seconds: float
+    busy: dict[str, float]
+    copies: float
+    nodes: Mapping[Tensor, float]
+    splits: list[float]
+    memory: dict[str, MemoryUse]
+    short: dict[str, int]
+
+    @property
+    def interval(self) -> float:
+        """Seconds between the ends of two runs that overlap (pipelining): those of the busiest device."""
+        return max(self.busy.values(), default=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementProblem:
+    """What a strategy is given.
+
+    Attributes:
+        source: the graph whose nodes are to be placed, with pins and what else was decided of it before.
+        targets: the scheduler's devices, in order of priority; ``target.support(node.signature)`` says what each runs.
+        op_offload: as of `opweave.Scheduler`.
+        precisions: nodes that may be computed less than exactly.
+    """
+
+    source: Source
+    targets: Sequence[Target]
+    op_offload: bool
+    precisions: Mapping[Tensor, Precision]
+
+    @property
+    def graph(self) -> Graph:
+        return self.source.graph
+
+    @cached_property
+    def by_priority(self) -> Assignment:
+        """The assignment by the rules of priority.
+
+        Raises:
+            UnsupportedOpError: as `assign`.
+        """
+        return self._by_rules(self.source.pins).with_causes(self.source.causes)
+
+    @cached_property
+    def fixed(self) -> Mapping[Tensor, int]:
+        """Computed tensors whose target is decided beforehand -> its index: those that are pinned, or write memory that
+        lies there. No strategy moves them."""
+        rules = self.by_priority
+        return {
+            t: at for t, at in rules.target_of.items() if rules.causes[t] in ("pinned", "storage", "shard") and t.op
+        }
+
+    def assigned(self, choice: Mapping[Tensor, int], cause: str) -> Assignment:
+        """The assignment with nodes on the targets of ``choice``, for that cause; those that it leaves out are where
+        the rules of priority place them.
+
+        Raises:
+            UnsupportedOpError: a node on a target that does not run it.
+        """
+        rules, fixed = self.by_priority, self.fixed
+        nodes = [node for node in rules.target_of if node.op is not None and node.base is None]
+        wanted = {node: fixed.get(node, choice.get(node, rules.target_of[node])) for node in nodes}
+        leaf_pins = {tensor: at for tensor, at in self.source.pins.items() if tensor.op is None}
+        causes = {node: rules.causes[node] if node in fixed else cause for node in wanted}
+        return self._by_rules(wanted | leaf_pins).with_causes(causes)
+
+    def _by_rules(self, pins: Mapping[Tensor, int]) -> Assignment:
+        return assign(self.source.graph, self.targets, pins, self.op_offload, self.source.placed, self.precisions)
+
+
+Strategy = Callable[[PlacementProblem], tuple[Assignment, Prediction | None]]
+"""Places every node of a graph; the prediction is that of the assignment, if it makes one."""
+
+
+class Predictor(Protocol):
+    """A strategy that also predicts what was placed otherwise: ``"cost"``."""
+
+    def __call__(self, problem: PlacementProblem, /) -> tuple[Assignment, Prediction | None]: ...
+
+    def predict(self, partition: Partition) -> Prediction:
+        """What a run of a partitioned graph takes."""
+        ...
+
+    def model(self, targets: Sequence[Target]) -> Any:
+        """What steps and transfers take on these targets (``opweave_cost.cost_model.CostModel``)."""
+        ...
+
+    def known_rate(self, device: Device, dtype: str) -> float | None:
+        """Floating-point operations per second in products of a dtype, where the device has been measured."""
+        ...
+
+
+def strategy(name: str) -> Strategy:
+    """The strategy of that name which a plugin offers.
+
+    Raises:
+        SchedulerError: there is none; of ``"cost"`` it says what to install.
+    """
+    offered = registry.REGISTRY.placements()
+    if name == "cost" and name not in offered:
+        raise SchedulerError(
+            "placement='cost' and predictions come with opweave-cost, which is not installed or cannot be loaded: "
+            f"{pip_install('opweave-cost')}; `opweave plugins` shows why a plugin is not loaded"
+        )
+    if name not in offered:
+        raise SchedulerError(f"placement is {' or '.join(map(repr, ['priority', *offered]))}, not {name!r}")
+    return cast("Strategy", offered[name])
+
+
+def predictor() -> Predictor:
+    """The strategy ``"cost"``.
+
+    Raises:
+        SchedulerError: as `strategy`.
+    """
+    return cast("Predictor", strategy("cost"))
+
+
+def find_predictor() -> Predictor | None:
+    """The strategy ``"cost"``, ``None`` without the package that offers it."""
+    return cast("Predictor | None", registry.REGISTRY.placements().get("cost"))

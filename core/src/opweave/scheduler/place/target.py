@@ -1,0 +1,449 @@
+"""`Target`: one of the scheduler's devices with its stream, its rank, and what it remembers of signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from opweave.contract.capabilities import Kind
+from opweave.contract.device import Device
+from opweave.contract.memory import BufferType
+from opweave.contract.space import Usage
+from opweave.contract.step import Arg, Step
+from opweave.contract.stream import Stream
+from opweave.contract.worker import WorkerStream
+from opweave.errors import SchedulerError
+from opweave.graph.dtypes import bf16
+from opweave.graph.graph import Graph
+from opweave.graph.layout import dense_strides, is_dense
+from opweave.graph.precision import is_within
+from opweave.graph.tensor import Tensor
+from opweave.host.device import HostDevice
+from opweave.scheduler.place.arguments import Where, repack_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from opweave.contract.step import Choice
+    from opweave.contract.submission import Submission
+    from opweave.graph.dtypes import DType
+    from opweave.graph.layout import Shape, Strides
+    from opweave.graph.precision import Precision
+    from opweave.graph.tensor import Signature, Tensor, Window
+    from opweave.host.threads import ThreadPool
+
+__all__ = [
+    "HostTarget",
+    "Support",
+    "Target",
+    "check_buffer_type",
+    "close_targets",
+    "equal_part",
+    "open_targets",
+    "packing_support",
+    "reads_nothing",
+    "resolved_pins",
+    "target_of",
+    "unbound_step",
+]
+
+NONE: Final[Mapping[int, Any]] = MappingProxyType({})
+
+
+@dataclass(slots=True, eq=False)
+class Support:
+    """What a device says of a signature, asked once.
+
+    Attributes:
+        reason: why it does not run the node, ``None``: it does.
+        packed: it runs the node only with its non-dense sources packed.
+        unpacked: kinds of memory in a form of their own whose tensors it reads through copies in plain memory.
+        inplace: the output may be the same memory as a source.
+        workspace: bytes of scratch memory while it runs.
+        choice: the kernel that computes it, and its scratch memory.
+        nbytes: bytes of the result.
+        allowed: the precision that the program allows for the node.
+        precision: the one that it is computed in.
+        rounded: positions of read-only sources that it is given in bf16, rounded once.
+        repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
+        seconds: what a step took inside a program, where `opweave_cost.tune` has measured it; predictions then use it.
+    """
+
+    reason: str | None
+    packed: bool = False
+    inplace: bool = False
+    workspace: int = 0
+    choice: Choice | None = None
+    unpacked: frozenset[BufferType] = frozenset()
+    nbytes: int = 0
+    allowed: Precision = "exact"
+    precision: Precision = "exact"
+    rounded: frozenset[int] = frozenset()
+    repacked: Mapping[int, BufferType] = field(default_factory=lambda: NONE)
+    seconds: float | None = None
+
+
+def unbound_step(
+    signature: Signature,
+    device: Device,
+    *,
+    packed: bool = False,
+    unpacked: frozenset[BufferType] = frozenset(),
+    rounded: frozenset[int] = frozenset(),
+    repacked: Mapping[int, BufferType] = NONE,
+) -> Step:
+    """The step that ``device`` is asked about: no memory yet, every source as and where it would lie there.
+
+    Sources in special memory that the device does not reach, or that is ``unpacked``, would come as copies in its
+    ordinary memory; those at the positions ``rounded`` would come in bf16, those in ``repacked`` in that memory.
+    """
+    srcs = signature.srcs[1:] if signature.op.writes else signature.srcs
+    if rounded:
+        srcs = tuple([_rounded(window) if i in rounded else window for i, window in enumerate(srcs)])
+    memories = [
+        m if m is not None and m not in unpacked and device.reaches(m.space) else None for m in signature.memories
+    ]
+    if signature.op.writes:
+        memories = memories[1:]
+    if repacked:
+        memories = [repacked.get(i, m) for i, (_, m) in enumerate(zip_longest(srcs, memories))]
+    args = [
+        Arg(None, 0, dtype, shape, dense_strides(shape, dtype) if packed else strides, None, i + 1, memory)
+        for i, ((dtype, shape, strides), memory) in enumerate(zip_longest(srcs, memories))
+    ]
+    out = Arg(None, 0, *signature.out, None, 0)
+    return Step(signature.op.name, out, tuple(args), signature.attrs, precision=signature.precision)
+
+
+def _rounded(window: Window) -> Window:
+    """The window of the same elements of a leaf in bf16."""
+    dtype, shape, strides = window
+    return bf16, shape, tuple([s // dtype.itemsize * bf16.itemsize for s in strides])
+
+
+def packing_support(device: Device, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
+    """How ``device`` makes a dense copy of a window in its memory; ``None``: it has no kernel for that."""
+    out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
+    step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
+    if device.why_not(step) is not None:
+        return None
+    return Support(None, workspace=device._workspace(step), choice=device.kernels.choice(step))
+
+
+def check_buffer_type(device: Device, kind: BufferType | None) -> None:
+    """Raise `SchedulerError` unless temporaries of a device can lie in a kind of memory (``None``: its ordinary one):
+    kernels of the device write plain bytes there."""
+    if not device.default_buffer_type.is_raw:
+        raise SchedulerError(f"the ordinary memory of {device.name} keeps tensors in a form of its own (it overrides "
+                             "_init); ordinary memory is plain, others are listed in buffer_types")  # fmt: skip
+    if kind is None:
+        kind = device.default_buffer_type
+    if not isinstance(kind, BufferType):
+        raise SchedulerError(f"the memory for temporaries of {device.name} is a BufferType, not {kind!r}")
+    if not device.reaches(kind.space):
+        raise SchedulerError(f"{device.name} cannot reach the memory of {kind!r}")
+    if not kind.is_raw:
+        raise SchedulerError(f"{kind!r} keeps tensors in a form of its own (it overrides _init), which kernels do not "
+                             "write; take plain memory for temporaries")  # fmt: skip
+    if not kind.holds(Usage.COMPUTE):
+        raise SchedulerError(f"{kind!r} is not for temporaries: Usage.COMPUTE is not among its usages")
+
+
+class Target:
+    """One device of a scheduler.
+
+    Attributes:
+        index: position in the order of priority, 0 first.
+        device, stream: where it runs.
+        buffer_type: what its temporaries lie in.
+        owned: the scheduler opened the stream and closes it.
+        copier: a second stream of an asynchronous device, for copies beside its steps (`open_copier`).
+        repack: bytes that copies of weights in special memory may take for one program (`Capabilities`).
+        before: the target with the synchronous stream that this one was made of (`at_once`), which programs that were
+            built earlier use.
+    """
+
+    __slots__ = ("before", "buffer_type", "copier", "device", "index", "name", "owned", "repack", "space", "stream")
+
+    def __init__(
+        self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool, repack: float = 0
+    ) -> None:
+        self.repack: Final = repack
+        self.index: Final = index
+        self.stream: Final = stream
+        self.device: Final = stream.device
+        self.name: Final = stream.device.name
+        self.buffer_type: Final = stream.device.default_buffer_type if buffer_type is None else buffer_type
+        self.space: Final = self.buffer_type.space
+        self.owned: Final = owned
+        self.copier: Stream | None = None
+        self.before: Target | None = None
+
+    def __repr__(self) -> str:
+        return f"<Target {self.index}: {self.name}>"
+
+    @property
+    def streams(self) -> list[Stream]:
+        own = [self.stream] if self.copier is None else [self.stream, self.copier]
+        return own if self.before is None else [*own, *self.before.streams]
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether copies run beside steps: the device is asynchronous, and its streams wait for each other."""
+        return self.stream.is_async and self.stream.has_events
+
+    def open_copier(self) -> None:
+        """Open the stream for copies beside steps, where the device can do that."""
+        if self.copier is None and self.fetches_ahead:
+            self.copier = self.device.open(worker=self.stream.has_thread)
+
+    def at_once(self, **params: Any) -> Target:
+        """The same device with a thread of its own, so that it computes while others do; itself where it does already,
+        or where its stream is not the scheduler's."""
+        if not self.owned or self.stream.is_async:
+            return self
+        kind = None if self.buffer_type is self.device.default_buffer_type else self.buffer_type
+        made = Target(self.index, self.device.open(worker=True, **params), kind, owned=True, repack=self.repack)
+        made.before = self
+        return made
+
+    def close(self) -> None:
+        """Close the streams that were opened for the scheduler."""
+        if self.before is not None:
+            self.before.close()
+        if self.copier is not None:
+            self.copier.close()
+            self.copier = None
+        if self.owned:
+            self.stream.close()
+
+    def support(self, signature: Signature) -> Support:
+        """What the device says of nodes with a signature; remembered on it."""
+        known = signature.support.get(self.device)
+        if known is None:
+            known = signature.support[self.device] = self._ask(signature)
+        return known
+
+    def support_whole(self, signature: Signature, plain: Signature) -> Support:
+        """What the device says of nodes with a signature whose ``whole`` sources it may read in special memory; where
+        it does not want that, what it says of ``plain``, the same without them, which it is asked only once."""
+        known = signature.support.get(self.device)
+        if known is None:
+            known = self.support(plain)
+            if known.reason is None and not known.unpacked:
+                known = self._repacked(signature, known)
+            signature.support[self.device] = known
+        return known
+
+    def ask_ahead(self, signatures: Iterable[Signature]) -> None:
+        """Ask the device about many signatures at once, if it can answer that; packed too where it refuses them."""
+        if not self.device.answers_many:
+            return
+        new = [s for s in dict.fromkeys(signatures) if self.device not in s.support]
+        runs = self.device.ask_ahead([unbound_step(s, self.device) for s in new])
+        loose = [s for s, run in zip(new, runs, strict=True) if not run and not _is_packed(s)]
+        self.device.ask_ahead([unbound_step(s, self.device, packed=True) for s in loose])
+
+    def _ask(self, signature: Signature) -> Support:
+        if 0 in signature.out[1]:
+            return Support(None)  # there is nothing to compute
+        if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
+            return Support("a source has no elements; only the host runs such nodes")
+        answer = self._ask_with(signature, frozenset())
+        if answer.precision == "bf16" and signature.constant:
+            rounded = self._ask_with(signature, frozenset(), signature.constant)
+            if rounded.reason is None and rounded.precision == "bf16":
+                answer = rounded
+        if answer.reason is None and signature.whole:
+            return self._repacked(signature, answer)
+        if answer.reason is None:
+            return answer
+        reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
+        if not reached:
+            return answer
+        # Each kind of memory that is refused by itself is read through a copy, or else all of them are.
+        kinds = frozenset(reached)
+        refused = frozenset(k for k in kinds if self._ask_with(signature, kinds - {k}).reason is not None)
+        for unpacked in dict.fromkeys((refused or kinds, kinds)):
+            copied = self._ask_with(signature, unpacked)
+            if copied.reason is None:
+                return copied
+        return answer
+
+    def _repacked(self, signature: Signature, answer: Support) -> Support:
+        """The answer with read-only sources in the special memory that the device would rather read, if it has some:
+        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are. It is not computed
+        more finely than before, because the rougher kernel is there for speed."""
+        rough = signature.precision != "exact" and bool(signature.constant)
+        for rounded in dict.fromkeys((signature.constant if rough else answer.rounded, answer.rounded)):
+            step = unbound_step(signature, self.device, packed=answer.packed, rounded=rounded)
+            kinds = self.device.repacks(step, signature.whole)
+            found = self._ask_with(signature, frozenset(), rounded, kinds) if kinds else answer
+            fits = found.precision == "bf16" or not rounded
+            if kinds and found.reason is None and fits and is_within(answer.precision, found.precision):
+                return found
+        return answer
+
+    def _ask_with(
+        self,
+        signature: Signature,
+        unpacked: frozenset[BufferType],
+        rounded: frozenset[int] = frozenset(),
+        repacked: Mapping[int, BufferType] = NONE,
+    ) -> Support:
+        step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded, repacked=repacked)
+        reason = self.device.why_not(step)
+        packed = False
+        if reason is not None and not _is_packed(signature):
+            step = unbound_step(
+                signature, self.device, packed=True, unpacked=unpacked, rounded=rounded, repacked=repacked
+            )
+            packed = self.device.why_not(step) is None
+        if reason is not None and not packed:
+            return Support(reason)
+        device = self.device
+        try:
+            workspace, choice = device._workspace(step), device.kernels.choice(step)
+            precision = device.precision(step)
+        except Exception as error:  # counts as a refusal: another device may run it
+            return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
+        return Support(
+            None, packed, device.inplace(step), workspace, choice, unpacked, step.out.nbytes,
+            signature.precision, precision, rounded, repacked,
+        )  # fmt: skip
+
+
+class _OwnHost(HostDevice):
+    """An object of its own: what it says of signatures is not what the host says in schedulers that were given it."""
+
+    def __init__(self) -> None:
+        self._name = "host"
+
+
+class HostTarget(Target):
+    """The host, in a scheduler that has not been given it, for nodes with a source without elements: kernels of devices
+    are never given those, and an empty batch must run on any devices."""
+
+    def __init__(self, index: int, *, worker: bool) -> None:
+        super().__init__(index, _OwnHost().open(worker=worker), None, owned=True)
+
+    def _ask(self, signature: Signature) -> Support:
+        if 0 not in signature.out[1] and not any(0 in shape for _, shape, _ in signature.srcs):
+            return Support(
+                "it is not among the scheduler's devices, and then only runs nodes with a source without elements"
+            )
+        return super()._ask(signature)
+
+
+def reads_nothing(outputs: Iterable[Tensor]) -> bool:
+    """Whether a node that has elements reads a source that has none."""
+    nodes = Graph(tuple(outputs)).nodes
+    return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in nodes)
+
+
+def _is_packed(signature: Signature) -> bool:
+    return all(is_dense(shape, strides, dtype) for dtype, shape, strides in signature.srcs)
+
+
+def open_targets(
+    devices: Sequence[Device | Stream],
+    kinds: dict[str, BufferType],
+    parallel: bool,
+    threads: int | ThreadPool | None,
+    repack: bool | int | None,
+    ownership: Submission,
+) -> list[Target]:
+    """A target for each device or stream, in order; streams of devices are opened here.
+
+    Args:
+        kinds: device name -> kind of memory for its temporaries.
+        parallel, threads, repack: as of `opweave.Scheduler`.
+        ownership: the submission that synchronous streams which are opened here share.
+
+    Raises:
+        SchedulerError: as `opweave.Scheduler`. What was opened is closed.
+    """
+    owners = [item if isinstance(item, Device) else item.device for item in devices]
+    limits = [repack_limit(repack, device) for device in owners]
+    targets: list[Target] = []
+    together = sum(isinstance(item, Device) and item.threaded for item in devices)
+    shared = equal_part(together) if threads is None and parallel and together > 1 else threads
+    rest = dict(kinds)
+    try:
+        for index, (item, device) in enumerate(zip(devices, owners, strict=True)):
+            kind = rest.pop(device.name, None)
+            check_buffer_type(device, kind)
+            params: dict[str, Any] = {"threads": shared} if shared is not None and device.threaded else {}
+            stream = item if isinstance(item, Stream) else item.open(worker=parallel, **params)
+            if parallel and not isinstance(stream, WorkerStream):
+                raise SchedulerError(f"{stream!r} has no thread of its own, which parallel=True needs: "
+                                     "give the device, or device.open(worker=True)")  # fmt: skip
+            target = Target(index, stream, kind, owned=stream is not item, repack=limits[index])
+            if target.owned and not stream.is_async:
+                stream._submission = ownership
+            targets.append(target)
+        if rest:
+            raise SchedulerError(f"buffer types for devices that are not here: {', '.join(rest)}")
+    except BaseException:
+        close_targets(targets)
+        raise
+    return targets
+
+
+def close_targets(targets: Sequence[Target]) -> None:
+    """Close all of them, the first one first, whatever one of them raises."""
+    with ExitStack() as stack:
+        for target in reversed(targets):
+            stack.callback(target.close)
+
+
+def equal_part(number: int) -> int:
+    """How many processors each of ``number`` devices gets where they compute at the same time, at least one."""
+    from opweave.host.cores import usable_cores  # importing opweave must not pay for it
+
+    return max(1, usable_cores().usable // max(1, number))
+
+
+def target_of(targets: Iterable[Target], where: Where) -> Target:
+    """The target that is meant: by its device, its stream, its device's name, or the part of that before the colon.
+
+    Raises:
+        SchedulerError: there is none, or ``where`` is none of these.
+    """
+    if not isinstance(where, (str, Device, Stream)):
+        raise SchedulerError(f"a device, a stream or the name of a device, not {where!r:.60}")
+    for target in targets:
+        if where is target.device or where is target.stream:
+            return target
+        if isinstance(where, str) and where.lower() in (target.name.lower(), target.name.lower().split(":")[0]):
+            return target
+    name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
+    raise SchedulerError(f"{name!r} is not a device of <Scheduler over {', '.join(t.name for t in targets)}>")
+
+
+def resolved_pins(targets: Sequence[Target], pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
+    """The indices of targets for the nodes, inputs and states that a caller pins; of states that have memory already
+    it is only checked that they lie there.
+
+    Raises:
+        SchedulerError: no mapping, pins of other tensors, to other devices, or of states that lie elsewhere.
+    """
+    if not isinstance(pins, Mapping):
+        raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
+    resolved = {}
+    for tensor, where in pins.items():
+        leaf = tensor.root.leaf if isinstance(tensor, Tensor) else None
+        if not isinstance(tensor, Tensor) or (leaf is not None and leaf.kind not in ("input", "state")):
+            raise SchedulerError("computed tensors, inputs and states are pinned; place weights when making them, "
+                                 f"not {tensor!r:.60}")  # fmt: skip
+        target = target_of(targets, where)
+        if leaf is None or leaf.placement is None:
+            resolved[tensor.root] = target.index
+        elif leaf.placement.buffer.device is not target.device:
+            raise SchedulerError(f"{tensor.describe()} lies on {leaf.placement.buffer.device.name} and cannot "
+                                 f"be pinned to {target.name}")  # fmt: skip
+    return resolved

@@ -1,0 +1,340 @@
+"""`allocate`: where every value lies and when, in as few bytes as possible. `Groups` to `MemoryPlan`.
+
+A plan takes no memory: it says how large the chunks of each device's arena have to be, and where in them values lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from opweave.contract.space import round_up
+from opweave.scheduler.plan.chunks import Block, ChunkPlan, plan_chunks
+from opweave.scheduler.plan.splits import Partition, SplitStep
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.plan.fuse import Groups
+
+__all__ = [
+    "END", "Lifetimes", "MemoryPlan", "MemoryUse", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
+    "moments_of",
+]  # fmt: skip
+
+END: Final = 1 << 60
+"""A moment after the last one, until which the memory of outputs is in use."""
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of a program on one device: what was planned, and what libraries say that they took for themselves."""
+
+    temporaries: int
+    weights: int
+    states: int
+    library: int = 0
+
+
+class Lifetimes(NamedTuple):
+    """When values are in use, in moments: one for the start of each split, one for each group, one for its end.
+
+    ``alias[s]`` is the storage id whose memory ``s`` takes over (itself if none); ``times[k]`` is the moment of split
+    ``k``'s start, after which those of its groups follow.
+    """
+
+    birth: list[int]
+    death: list[int]
+    alias: list[int]
+    times: list[int]
+
+
+class Moments(NamedTuple):
+    """When values are in use, as of `Lifetimes`, which follows from the structure of a graph and its groups alone.
+
+    Attributes:
+        inplace: the steps that may write over a source: their moments, splits and numbers in these.
+    """
+
+    birth: list[int]
+    death: list[int]
+    times: list[int]
+    inplace: list[tuple[int, int, int]]
+
+
+class Scratch(NamedTuple):
+    """The workspace of a group: the target, and where it lies in the chunks of the target's arena."""
+
+    target: int
+    chunk: int
+    offset: int
+    size: int
+
+
+class MemoryPlan(NamedTuple):
+    """Where everything lies.
+
+    Attributes:
+        arenas: for every target the sizes of the chunks that its arena must have; ``None``: the program uses no memory
+            of the arena.
+        chunks, offsets: for every storage id the chunk of its target's arena (-1: it lies in none) and where in it.
+        slots: for every slot the storage ids that lie elsewhere in it: what more than one queue touches, so that runs
+            that overlap do not meet there. With one slot: none.
+        workspaces: (index of the split, index of the group) -> its scratch memory, the same in every slot.
+        nbytes: target index -> bytes of temporaries.
+    """
+
+    arenas: list[ChunkPlan | None]
+    chunks: list[int]
+    offsets: list[int]
+    slots: list[dict[int, tuple[int, int]]]
+    workspaces: dict[tuple[int, int], Scratch]
+    nbytes: dict[int, int]
+
+
+def memory_use(partition: Partition, temporaries: Mapping[int, int]) -> dict[str, MemoryUse]:
+    """Bytes by device of a partition: its leaves, and ``temporaries``, the planned bytes by index of the target."""
+    columns = {target.name: [temporaries.get(target.index, 0), 0, 0] for target in partition.assignment.targets}
+    for storage, (tensor, _) in partition.owners.items():
+        holder = partition.holder(storage) if tensor.leaf is not None else None
+        if tensor.leaf is not None and holder is not None:
+            columns[holder.name][2 if tensor.leaf.kind == "state" else 1] += partition.sizes[storage]
+    return {name: MemoryUse(*column) for name, column in columns.items()}
+
+
+def allocate(
+    partition: Partition,
+    groups: Groups,
+    capacities: Sequence[Sequence[int]],
+    n_slots: int = 1,
+    *,
+    tight: bool = False,
+    moments: Moments | None = None,
+) -> MemoryPlan:
+    """Plan the memory of all temporaries.
+
+    Args:
+        capacities: for every target the sizes of the chunks that its arena has already.
+        n_slots: how many runs may be under way at once.
+        tight: as in `plan_chunks`.
+        moments: `moments_of` these, if that is known.
+    """
+    targets = partition.assignment.targets
+    n = len(partition.sizes)
+    live = lifetimes(partition, groups, moments)
+    members, last = _members(partition, groups, live)
+    shared = {live.alias[storage] for storage in _shared(partition)} if n_slots > 1 else set()
+    wanted = _workspaces(partition, groups, live.times)
+    result = MemoryPlan([], [-1] * n, [0] * n, [{} for _ in range(n_slots)], {}, {})
+    sizes, births, chunk_of, offset_of = partition.sizes, live.birth, result.chunks, result.offsets
+    new = tuple.__new__  # takes half the time of calling the class
+    for target, storages in zip(targets, members, strict=True):
+        scratch = wanted.get(target.index, [])
+        if not storages and not scratch:
+            result.arenas.append(None)
+            continue
+        # What several queues touch shares its memory with nothing, in every slot.
+        apart = [s for s in storages if s in shared] if shared else []
+        storages = [s for s in storages if s not in shared] if shared else storages
+        blocks = [new(Block, (sizes[s], births[s], last[s])) for s in storages]
+        blocks += [Block(sizes[s], 0, END) for s in apart] * n_slots
+        blocks += [new(Block, (size, moment, moment)) for _, size, moment in scratch]
+        kind = target.buffer_type
+        plan = plan_chunks(blocks, kind.alignment, capacities[target.index], kind.max_size, tight=tight)
+        result.arenas.append(plan)
+        fresh = not capacities[target.index]
+        result.nbytes[target.index] = plan.nbytes if fresh else _bytes_up_to_last(blocks, plan, kind.alignment)
+        for storage, chunk, offset in zip(storages, plan.chunks, plan.offsets, strict=False):
+            chunk_of[storage] = chunk
+            offset_of[storage] = offset
+        where = iter(zip(plan.chunks[len(storages) :], plan.offsets[len(storages) :], strict=True))
+        for slot in result.slots:
+            slot.update(zip(apart, where, strict=False))
+        for (key, size, _), (chunk, offset) in zip(scratch, where, strict=True):
+            result.workspaces[key] = new(Scratch, (target.index, chunk, offset, size))
+    for storage, owner in enumerate(live.alias):
+        if owner != storage:
+            chunk_of[storage], offset_of[storage] = chunk_of[owner], offset_of[owner]
+            for slot in result.slots:
+                if owner in slot:
+                    slot[storage] = slot[owner]
+    return result
+
+
+def _members(partition: Partition, groups: Groups, live: Lifetimes) -> tuple[list[list[int]], list[int]]:
+    """For every target the storage ids that need memory of its arena, and when each of them is in use last."""
+    birth, death, alias, _ = live
+    arenas, internal = partition.arenas, groups.internal
+    last = list(death)
+    members: list[list[int]] = [[] for _ in partition.assignment.targets]
+    for storage, owner in enumerate(alias):
+        if owner != storage:
+            # The owner's memory is in use until the last value that took it over ends.
+            last[owner] = max(last[owner], death[storage])
+        elif arenas[storage] >= 0 and birth[storage] >= 0 and storage not in internal:
+            members[arenas[storage]].append(storage)
+    return members, last
+
+
+def _shared(partition: Partition) -> set[int]:
+    """Inputs, and temporaries that more than one target touches."""
+    arenas = partition.arenas
+    shared = set(partition.inputs.values())
+    for split in partition.splits:
+        target = split.target.index
+        for copy in (*split.copies, *split.write_backs):
+            touched = (*copy.sources, *copy.writes) if copy.ids is None else copy.sources
+            shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
+        for item in split.items:
+            shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
+    return shared
+
+
+def _workspaces(
+    partition: Partition, groups: Groups, times: Sequence[int]
+) -> dict[int, list[tuple[tuple[int, int], int, int]]]:
+    """Target index -> ((split, group), bytes, moment) of every workspace."""
+    wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
+    for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
+        sizes = [item[4].workspace for item in split.items] if grouped is None else [g.workspace for g in grouped]
+        if any(sizes):
+            wanted.setdefault(split.target.index, []).extend(
+                [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
+            )
+    return wanted
+
+
+def _bytes_up_to_last(blocks: Sequence[Block], plan: ChunkPlan, alignment: int) -> int:
+    """Bytes of the chunks up to the end of the last block in each: what this program needs of the arena."""
+    ends: dict[int, int] = {}
+    for (size, _, _), chunk, offset in zip(blocks, plan.chunks, plan.offsets, strict=True):
+        end = offset + size
+        if end > ends.get(chunk, 0):
+            ends[chunk] = end
+    return sum([round_up(end, alignment) for end in ends.values()])
+
+
+def lifetimes(partition: Partition, groups: Groups, moments: Moments | None = None) -> Lifetimes:
+    """When each value is made and read last, and which values lie over a source. ``moments`` are those of this or an
+    equal structure, if they are known."""
+    birth, death, times, inplace = moments_of(partition, groups) if moments is None else moments
+    alias = list(range(len(partition.sizes)))
+    fed = set(partition.inputs.values())
+    splits = partition.splits
+    for at, split, step in inplace:
+        item = splits[split].items[step]
+        taken = _takes_over(item, at, partition, birth, death, fed)
+        if taken >= 0:
+            alias[item[2][0]] = alias[taken]
+    return Lifetimes(birth, death, alias, times)
+
+
+def moments_of(partition: Partition, groups: Groups) -> Moments:
+    """When each value is made and read last.
+
+    Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
+    """
+    n = len(partition.sizes)
+    birth = [-1] * n
+    death = [-1] * n
+    times: list[int] = []
+    moment = 0
+    for place in partition.inputs.values():
+        birth[place] = death[place] = 0
+    # The first mention of a storage id is its writer: sources are written before they are read.
+    inplace: list[tuple[int, int, int]] = []
+    started: dict[int, int] = {}  # target -> when its last split started
+    latest: Tensor | None = None  # whose partial sums were added last
+    added: set[int] = set()  # the storages of those
+    for split, grouping in zip(partition.splits, groups.of_split, strict=True):
+        moment += 1
+        times.append(moment)
+        for copy in split.copies:
+            for view in copy.sources:
+                death[view.storage] = moment
+            for view in copy.writes:
+                dst = view.storage
+                if birth[dst] < 0:
+                    # What a device sends may arrive while the steps before the sum run.
+                    early = copy.kind == "send" or (copy.cause == "weight-fetch" and split.target.fetches_ahead)
+                    birth[dst] = started.get(partition.arenas[dst], moment) if early else moment
+                death[dst] = moment
+            if copy.terms:
+                if copy.tensor is not latest:
+                    # Writing over parts right after the sum would make their device wait until the others have read
+                    # them; at the next sum it knows that they have.
+                    for read in added:
+                        death[read] = max(death[read], moment)
+                    latest = copy.tensor
+                    added.clear()
+                added.update([view.storage for view in (copy.src, *copy.terms)])
+        if split.items or not all(copy.kind == "send" for copy in split.copies):
+            started[split.target.index] = moment
+        if grouping is None:
+            for step, item in enumerate(split.items):
+                moment += 1
+                out = item[2][0]
+                if birth[out] < 0:
+                    birth[out] = moment
+                death[out] = moment
+                for source in item[3]:
+                    death[source[0]] = moment
+                if item[4].inplace:
+                    inplace.append((moment, split.index, step))
+        else:
+            for group, *_ in grouping:
+                moment += 1
+                for index in group:
+                    item = split.items[index]
+                    out = item.out.storage
+                    if birth[out] < 0:
+                        birth[out] = moment
+                    death[out] = moment
+                    for source in item.srcs:
+                        death[source.storage] = moment
+                if len(group) == 1 and split.items[group[0]].support.inplace:
+                    inplace.append((moment, split.index, group[0]))
+        moment += 1
+        for copy in split.write_backs:
+            death[copy.src.storage] = moment
+        if split.observed is not None:
+            death[split.observed[1].storage] = moment
+    for output in partition.outputs:
+        if output is not None:
+            death[output.storage] = END
+    return Moments(birth, death, times, inplace)
+
+
+def _takes_over(
+    item: SplitStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
+) -> int:
+    """The storage id whose memory the item's output may take over, or -1.
+
+    It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
+    lie over it other than element by element.
+    """
+    _, node, (out, _, dtype, shape, strides), srcs, _ = item
+    if node is None or node.op is None or birth[out] != at:
+        return -1
+    arenas, sizes = partition.arenas, partition.sizes
+    for index in node.op.inplace:
+        if index >= len(srcs):
+            continue
+        source = srcs[index]
+        place = source[0]
+        if (
+            death[place] != at
+            or birth[place] == at
+            or arenas[place] != arenas[out]
+            or arenas[place] < 0
+            or source[4] != strides
+            or source[3] != shape
+            or source[2].itemsize != dtype.itemsize
+            or sizes[place] != sizes[out]
+            or place in fed
+        ):
+            continue
+        for k, other in enumerate(srcs):
+            if other[0] == place and k != index and not (node.op.pointwise and other == source):
+                break
+        else:
+            return place
+    return -1

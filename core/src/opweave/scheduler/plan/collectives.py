@@ -1,0 +1,244 @@
+"""How several devices exchange values: by the `Collectives` of their backend, by sums over memory that the host
+addresses, or by the copies and additions of the graph itself.
+
+`links_of` tells `opweave.sharding` what is possible, before a graph has nodes for parts; `plan_exchanges` decides for
+the nodes that `opweave.sharding` has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from opweave.contract.collectives import Collectives, CollectiveSupport
+from opweave.contract.stream import Stream
+from opweave.contract.worker import WorkerStream
+from opweave.errors import raise_backend_failure
+from opweave.graph.layout import is_dense
+from opweave.graph.precision import takes_precision
+from opweave.sharding.values import Collective, Links
+
+if TYPE_CHECKING:
+    from opweave.contract.collectives import CollectiveKind
+    from opweave.graph.dtypes import DType
+    from opweave.graph.graph import Graph
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.assign import Assignment
+    from opweave.scheduler.place.precision import Allowed
+    from opweave.scheduler.place.source import Source
+    from opweave.scheduler.place.target import Target
+
+__all__ = ["Exchange", "Exchanges", "backend_collectives", "links_of", "plan_exchanges"]
+
+MOST_DEVICES: Final = 3
+"""At most this many devices add whole partial sums in each other's memory. Each of them reads as many values as there
+are devices; with more devices each reads less if it adds a range of the sum and the ranges are gathered."""
+
+
+class Exchange(NamedTuple):
+    """How a node is computed by an exchange between devices, in place of a kernel.
+
+    Attributes:
+        what: the collective.
+        provider: the procedure of a backend that does it; ``None``: the host adds.
+        together: where the exchange is one action for all devices, the node that each of them gets, ``None`` where
+            nobody reads it there; empty where each device does its share by itself.
+        targets: the targets of such an action, and of an exchange whose parts are sent, in the order of the parts.
+        sends: each target sends its part to the others.
+    """
+
+    what: Collective
+    provider: Collectives | None
+    together: tuple[Tensor | None, ...] = ()
+    targets: tuple[Target, ...] = ()
+    sends: bool = False
+
+
+class Exchanges(NamedTuple):
+    """What `plan_exchanges` decides.
+
+    Attributes:
+        ends: node -> the exchange that computes it.
+        absorbed: nodes that are not computed by themselves, because an exchange includes them.
+    """
+
+    ends: Mapping[Tensor, Exchange]
+    absorbed: Collection[Tensor]
+
+
+def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
+    """How the targets of a scheduler are linked, for a program that allows these precisions."""
+    by_name = {target.name: target for target in targets}
+
+    def members(devices: tuple[str, ...]) -> list[Target]:
+        found = [by_name[name] for name in devices if name in by_name]
+        return found if len(found) == len(devices) else []
+
+    def support(
+        devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]
+    ) -> tuple[Collectives, CollectiveSupport] | None:
+        rough = all(_is_rough(part, allowed) for part in parts)
+        return backend_collectives("all_reduce", members(devices), parts[0].dtype, tensor.size, rough)
+
+    def together(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
+        found = support(devices, tensor, parts)
+        return found is not None and found[1].together
+
+    def adds_whole(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
+        found, known = support(devices, tensor, parts), members(devices)
+        shared = found is not None or (bool(known) and all(target.buffer_type.is_host for target in known))
+        return (found is not None and found[1].together) or (shared and len(devices) <= MOST_DEVICES)
+
+    def rings(devices: tuple[str, ...]) -> bool:
+        found = members(devices)
+        pairs = zip(found, (*found[-1:], *found[:-1]), strict=True)
+        return bool(found) and all(_copies_directly(target, before) for target, before in pairs)
+
+    def runs(device: str, tensor: Tensor) -> bool:
+        target, signature = by_name.get(device), tensor.signature
+        return target is None or signature is None or target.support(signature).reason is None
+
+    return Links(adds_whole, together, rings, runs)
+
+
+def _is_rough(part: Tensor, allowed: Allowed) -> bool:
+    """Whether a partial sum is of a product that may be computed less than exactly, as `precisions_of` finds it."""
+    product = part.root
+    found = next((precision for pattern, precision in allowed if fnmatchcase(product.name, pattern)), "exact")
+    return takes_precision(product) and found != "exact"
+
+
+def _copies_directly(target: Target, source: Target) -> bool:
+    """Whether a target's stream copies from the memory of another device of its kind, without the host."""
+    streams = [t.stream.inner if isinstance(t.stream, WorkerStream) else t.stream for t in (target, source)]
+    alike = type(streams[0]) is type(streams[1]) and target.device.backend is source.device.backend
+    return alike and type(streams[0])._copy_from is not Stream._copy_from and source.buffer_type.is_raw
+
+
+def backend_collectives(
+    kind: CollectiveKind, targets: Sequence[Target], dtype: DType, size: int, rough: bool
+) -> tuple[Collectives, CollectiveSupport] | None:
+    """The `Collectives` of the targets' backend and how it does this one; ``None`` if not, or in no usable order.
+
+    Args:
+        size: elements of each part.
+        rough: whether the program may compute the products that are added less than exactly.
+    """
+    devices = [target.device for target in targets]
+    if len(devices) < 2 or len(set(devices)) < len(devices) or any(d.simulated for d in devices):
+        return None
+    backend: Any = devices[0].backend
+    if backend is None or any(device.backend is not backend for device in devices):
+        return None
+    found: Collectives | None = backend.extension(Collectives)
+    if found is None or not all(target.buffer_type.is_raw for target in targets):
+        return None
+    try:
+        support = found.collective_support(kind, devices, dtype, size)
+    except Exception as error:
+        raise_backend_failure(error, devices[0].name, "planning a collective", f"{kind} of {dtype}")
+    if support is None:
+        return None
+    same = kind == "all_gather" or not dtype.is_float or (len(devices) == 2 and dtype.itemsize >= 4)
+    return (found, support) if support.order == "shards" or same or rough else None
+
+
+def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[Tensor]) -> Exchanges:
+    """Which nodes of a graph with weights in shards are computed by an exchange, and not by the graph's own nodes.
+    Observed ones, and those whose memory the caller decided, are computed as they are."""
+    known, fixed = source.collectives, {*source.placed, *observed}
+    target_of, targets, able = assignment.target_of, assignment.targets, assignment.capabilities
+    by_name = {target.name: target for target in targets}
+
+    def home(part: Tensor) -> Target | None:
+        """The target in whose plain memory a part is computed or, if it is a weight, lies; ``None``: there is none."""
+        root = part.root
+        if root in fixed or root.memory in able.prepared:
+            return None
+        if root.leaf is None:
+            return targets[target_of[root]] if root in target_of else None
+        placement = root.leaf.placement
+        if root.leaf.kind != "weight" or placement is None or not placement.buffer.type.is_raw:
+            return None
+        return next((target for target in targets if target.device is placement.buffer.device), None)
+
+    ends: dict[Tensor, Exchange] = {}
+    groups: dict[tuple[str, Tensor, tuple[Tensor, ...]], dict[str, Tensor]] = {}
+    for end, what in known.items():
+        if any(node in fixed for node in what.inner):
+            continue
+        target = targets[target_of[end]]
+        members = [by_name[name] for name in what.devices if name in by_name]
+        if [home(part) for part in what.parts] != members:
+            continue
+        rough = all(part.root in able.precisions for part in what.parts)
+        size = max(part.size for part in what.parts)
+        found = backend_collectives(what.kind, members, end.dtype, size, rough)
+        if found is None:
+            shared = target.buffer_type.is_host and all(member.buffer_type.is_host for member in members)
+            if shared and what.kind != "all_gather" and _is_readable(what.bias, target, assignment):
+                ends[end] = Exchange(what, None)
+        elif not found[1].together:
+            if target in members and _is_readable(what.bias, target, assignment):
+                sends = found[1].sends and what.kind != "all_gather"
+                ends[end] = Exchange(what, found[0], targets=tuple(members), sends=sends)
+        elif what.bias is None and target in members and all(part.root.leaf is None for part in what.parts):
+            ends[end] = Exchange(what, found[0], (), tuple(members))
+            groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end
+    for group in groups.values():
+        first = ends[next(iter(group.values()))]
+        together = tuple([group.get(name) for name in first.what.devices])
+        for end in group.values():
+            if _fits(known, together):
+                ends[end] = ends[end]._replace(together=together)
+            else:
+                del ends[end]
+    return Exchanges(ends, _absorbed(source.graph, {end: known[end] for end in ends}))
+
+
+def _absorbed(graph: Graph, replaced: Mapping[Tensor, Collective]) -> set[Tensor]:
+    """The nodes that nobody reads any more once the collectives in ``replaced`` compute their readers."""
+    inner = {node for what in replaced.values() for node in what.inner}
+    needed = {*graph.outputs}
+    for node in reversed(graph.nodes):
+        what = replaced.get(node)
+        if what is not None:
+            needed.update(what.terms if what.bias is None else (*what.terms, what.bias))
+        elif node not in inner or node in needed:
+            needed.update(node.srcs)
+    return {node for node in inner if node not in needed and node not in replaced}
+
+
+def _is_readable(bias: Tensor | None, target: Target, assignment: Assignment) -> bool:
+    """Whether a target reads a bias in plain memory."""
+    if bias is None:
+        return True
+    root = bias.root
+    if root.memory in assignment.capabilities.prepared:
+        return False
+    leaf = root.leaf
+    if leaf is not None and leaf.placement is not None:
+        return target.device.reaches(leaf.placement.buffer.space)
+    if leaf is not None and leaf.kind not in ("input", "state"):
+        return True  # it is brought to memory of the target when the program is made
+    return assignment.targets[assignment.target_of[root]] is target
+
+
+def _fits(known: Mapping[Tensor, Collective], ends: Sequence[Tensor | None]) -> bool:
+    """Whether the operands of a collective that is done together are dense, and lie one after the other in a result."""
+    end = next(end for end in ends if end is not None)
+    what = known[end]
+    if not all(is_dense(part.shape, part.strides, part.dtype) for part in what.parts):
+        return False
+    if what.kind == "all_reduce":
+        return True
+    if None in ends or len({part.shape for part in what.parts}) > 1:
+        return False
+    if what.kind == "all_gather":
+        return all(n == 1 for n in end.shape[: end.attrs["axis"]])
+    cuts = [known[other].cut for other in ends if other is not None]
+    axis = cuts[0][0] if cuts[0] is not None else 0
+    n, count = what.of.shape[axis], len(cuts)
+    even = n % count == 0 and cuts == [(axis, n // count * i, n // count * (i + 1)) for i in range(count)]
+    return even and all(m == 1 for m in what.of.shape[:axis])

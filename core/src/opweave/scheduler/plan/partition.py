@@ -1,0 +1,452 @@
+"""Cutting an assigned graph into splits: steps of one device in a row, and the copies that each split needs before it.
+
+A split ends where the device changes, after an observed node, and before a node whose weights are fetched from host
+memory, so that the memory of one weight can serve the next. What a device does not reach is copied: once for each
+version, range of bytes and target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
+from opweave.scheduler.place.precision import rounded_sources
+from opweave.scheduler.place.target import Support, packing_support
+from opweave.scheduler.plan.splits import Copy, Partition, Split, SplitStep, StorageView
+from opweave.scheduler.plan.storages import Storages
+
+if TYPE_CHECKING:
+    from opweave.contract.buffer import Buffer
+    from opweave.graph.dtypes import DType
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.assign import Assignment
+    from opweave.scheduler.place.source import Source
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.collectives import Exchange
+
+__all__ = ["partition"]
+
+NO_EXCHANGES: Final[tuple[Mapping[Tensor, Exchange], Collection[Tensor]]] = ({}, ())
+"""Of graphs that read no weights in shards."""
+
+
+def partition(source: Source, assignment: Assignment, observed: Collection[Tensor] = ()) -> Partition:
+    """Cut the graph at every change of device and after every observed node, and find what must be copied where.
+
+    Args:
+        observed: nodes whose values an observer gets in each run.
+    """
+    return _Partitioner(source, assignment, observed).run()
+
+
+class _OpenSplit:
+    """A split that is being filled."""
+
+    __slots__ = ("copies", "index", "items", "observed", "target", "write_backs")
+
+    def __init__(self, index: int, target: Target) -> None:
+        self.index: Final = index
+        self.target: Final = target
+        self.copies: list[Copy] = []
+        self.items: list[SplitStep] = []
+        self.write_backs: list[Copy] = []
+        self.observed: tuple[Tensor, StorageView] | None = None
+
+    def closed(self) -> Split:
+        return Split(self.index, self.target, self.copies, self.items, self.write_backs, self.observed)
+
+
+class _Partitioner:
+    def __init__(self, source: Source, assignment: Assignment, observed: Collection[Tensor]) -> None:
+        self.source: Final = source
+        self.graph: Final = source.graph
+        self.assignment: Final = assignment
+        self.placed: Final = source.placed
+        self.observed: Final = observed
+        self.targets: Final = assignment.targets
+        self.target_of: Final = assignment.target_of
+        self.fetched: Final = assignment.fetched
+        self.prepared: Final = assignment.capabilities.prepared
+        self.splits: list[_OpenSplit] = []
+        self.storages: Final = Storages(self.targets, self.target_of)
+        self.seen: list[dict[Tensor, StorageView]] = [{} for _ in self.targets]  # values as a target has read them
+        self.copied: dict[object, StorageView] = {}
+        self.fetched_here: list[object] = []  # keys in `copied` that end with the current split
+        self.opened = 0  # the first storage that the current split may have made
+        self.packers: dict[object, Support | None] = {}
+        self.exchanges: tuple[Mapping[Tensor, Exchange], Collection[Tensor]] = NO_EXCHANGES
+        if source.collectives:
+            from opweave.scheduler.plan.collectives import plan_exchanges  # most graphs read no weights in shards
+
+            self.exchanges = plan_exchanges(source, assignment, observed)
+        self.sent: dict[tuple[Tensor, Tensor], StorageView] = {}  # end of a collective and term -> the copy it got
+        self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
+
+    def run(self) -> Partition:
+        storages, target_of, targets = self.storages, self.target_of, self.targets
+        home, sizes, arenas, names = storages.home, storages.sizes, storages.arenas, storages.names
+        current = -1
+        split: _OpenSplit | None = None
+        items: list[SplitStep] = []
+        new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
+        prepared, placed, fetched = self.prepared, self.placed, self.fetched
+        exchanged, absorbed = self.exchanges
+        for node in self.graph.nodes:
+            if node.base is not None or 0 in node.shape:
+                continue
+            exchange = None
+            if exchanged:
+                if node in absorbed:
+                    continue
+                exchange = exchanged.get(node)
+                if exchange is not None and exchange.together:
+                    if node not in home:
+                        self._exchange(exchange)
+                        current = -1
+                    continue
+            at = target_of[node]
+            target, seen = targets[at], self.seen[at]
+            if observed and split is not None and self._observe(split):
+                current = -1
+            if exchange is not None:
+                split = self._share(node, exchange, target, split if at == current else None)
+                items, current = split.items, at
+                continue
+            if at != current or split is None or (fetched and items and node in fetched):
+                split = self._open(target)
+                items = split.items
+                current = at
+            signature, op = node.signature, node.op
+            assert signature is not None
+            assert op is not None
+            if special:
+                signature = special.get(node, signature)
+            support = signature.support.get(target.device) or target.support(signature)
+            writes, packed = op.writes, support.packed
+            if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):
+                split = self._gather(node, target, split)
+                items = split.items
+                continue
+            operands: list[StorageView] = []
+            sources = node.srcs[1:] if writes else node.srcs
+            if support.rounded:
+                sources = rounded_sources(node, support.rounded)
+                self.originals.update(zip(sources, node.srcs, strict=True))
+            repacked = support.repacked
+            for source in sources:
+                if repacked and len(operands) in repacked:
+                    operands.append(storages.repacked_leaf(source, repacked[len(operands)]))
+                    continue
+                operand = home.get(source)
+                if operand is None or arenas[operand[0]] != at or packed:
+                    # Not the common case, a value that was computed on this target.
+                    operand = None if packed else seen.get(source)
+                    if operand is None and source.base is not None and not packed:
+                        whole = home.get(source.base)
+                        if whole is not None and arenas[whole[0]] == at:
+                            window = (whole[0], source.offset, source.dtype, source.shape, source.strides)
+                            operand = new(StorageView, window)
+                if operand is None:
+                    operand, split = self._operand(source, target, split, node, support)
+                    items = split.items
+                    if not (packed or self.fetched_here or (prepared and source.memory in prepared)):
+                        seen[source] = operand
+                operands.append(operand)
+            if writes:
+                split = self._write(node, target, split, support, tuple(operands))
+                items = split.items
+                if split.write_backs:
+                    current = -1
+                continue
+            if placed and node in placed:
+                self._place(node, target, split, support, tuple(operands), placed[node].buffer)
+                continue
+            index = len(sizes)
+            sizes.append(support.nbytes)
+            arenas.append(at)
+            names.append(node)
+            out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
+            items.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
+        if observed and split is not None:
+            self._observe(split)
+        outputs = [self._output(output) for output in self.graph.outputs]
+        for leaf_tensor in self.graph.leaves:
+            leaf = leaf_tensor.leaf
+            assert leaf is not None
+            if leaf.kind == "input" and leaf_tensor not in storages.inputs and 0 not in leaf_tensor.shape:
+                storages.leaf(leaf_tensor, leaf, targets[target_of[leaf_tensor]])
+        storages.pad(split.closed() for split in self.splits)
+        return Partition(
+            self.source, self.assignment, [split.closed() for split in self.splits], sizes, arenas, names,
+            storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
+        )  # fmt: skip
+
+    def _observe(self, split: _OpenSplit) -> bool:
+        """Note the observed node that ``split`` ends with, if it does."""
+        node = split.items[-1].node if split.items else None
+        if split.observed is None and node is not None and node in self.observed:
+            split.observed = (node, self.storages.home[node])
+        return split.observed is not None
+
+    def _open(self, target: Target) -> _OpenSplit:
+        for key in self.fetched_here:
+            self.copied.pop(key, None)
+        self.fetched_here.clear()
+        self.opened = len(self.storages.sizes)
+        split = _OpenSplit(len(self.splits), target)
+        self.splits.append(split)
+        return split
+
+    # --- sources ----------------------------------------------------------------------------------------------------
+
+    def _operand(
+        self, source: Tensor, target: Target, split: _OpenSplit, node: Tensor, support: Support
+    ) -> tuple[StorageView, _OpenSplit]:
+        """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
+        if 0 in source.shape:
+            return self.storages.empty(source), split
+        leaf = source.leaf
+        if leaf is not None and leaf.placement is None and leaf.kind in ("weight", "constant"):
+            return StorageView.of(source, self.storages.uploaded_leaf(source, target)), split
+        root = source.root
+        operand = self.storages.shown(source, target)
+        able = self.assignment.capabilities
+        if not self.storages.reaches(target, operand.storage):
+            # A copy of memory that no device of this scheduler reaches stays with the program.
+            if root not in self.target_of and able.is_constant(source):
+                operand = self._copy_once(root, operand, target)
+            else:
+                operand = self._copy(source, operand, target, split, node)
+        elif self.prepared and able.unpacks(source, support):
+            if able.is_constant(source):
+                operand = self._copy_once(root, operand, target)
+            else:
+                operand = self._copy(source, operand, target, split, node, "unpack")
+        if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
+            return self._pack(source, operand, target, split)
+        return operand, split
+
+    def _copy_once(self, root: Tensor, operand: StorageView, target: Target) -> StorageView:
+        """The operand in a copy of a placed leaf, which is made with the program."""
+        storage = self.storages.uploaded_leaf(root, target)
+        self.storages.unpacked.add(storage)
+        return operand._replace(storage=storage)
+
+    def _copy(
+        self,
+        source: Tensor,
+        operand: StorageView,
+        target: Target,
+        split: _OpenSplit,
+        node: Tensor,
+        cause: str = "transfer",
+    ) -> StorageView:
+        """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
+        _, offset, dtype, shape, strides = operand
+        once, packed, dense = shape, strides, True
+        if source.base is not None:
+            # Repeated axes are copied once and repeated again in the copy.
+            once = tuple([1 if s == 0 else n for n, s in zip(shape, strides, strict=True)])
+            dense = is_dense(once, strides, dtype)
+            packed = dense_strides(once, dtype)
+        range_key = nbytes(once, dtype) if dense else (once, strides)
+        leaf = source.root.leaf
+        placement = leaf.placement if leaf is not None and leaf.kind == "weight" else None
+        brought = cause == "transfer" and placement is not None and placement.buffer.is_host
+        fetched = brought and node in self.fetched
+        ids = self._selected(source, node, target) if fetched and dense else None
+        key = (source.root, offset, range_key, target.index, ids)
+        copied = self.copied.get(key)
+        if copied is None:
+            storage = self.storages.temporary(source.root, nbytes(once, dtype), target.index)
+            copied = StorageView(storage, 0, dtype, once, packed)
+            whole = operand if once is shape else StorageView(operand[0], offset, dtype, once, strides)
+            split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
+            self.copied[key] = copied
+            self.storages.made_in[storage] = -1
+            if fetched:
+                self.fetched_here.append(key)
+        if source.base is not None:
+            packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
+        return StorageView(copied[0], 0, dtype, shape, packed)
+
+    def _gathers(self, node: Tensor, target: Target) -> bool:
+        """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
+        other memory, none twice, all are of its type, the places are dense or written by the host, and nobody places or
+        observes it."""
+        if not target.buffer_type.is_host and prod(node.shape[: node.attrs["axis"]]) > 1:
+            return False  # the places have gaps
+        if node in self.placed or node in self.observed or len({*node.srcs}) < len(node.srcs):
+            return False
+        if any(source.dtype is not node.dtype for source in node.srcs):
+            return False  # a copy converts nothing
+        roots = [source.root for source in node.srcs]
+        return all(root.memory not in self.prepared for root in roots) and not all(
+            self.storages.reaches(target, self.storages.home_of(root, target)) for root in roots
+        )
+
+    def _gather(self, node: Tensor, target: Target, split: _OpenSplit) -> _OpenSplit:
+        """A ``concat`` as copies of its pieces, each to its place."""
+        if split.items:
+            split = self._open(target)
+        storage, offset, axis = self.storages.temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
+        for source in node.srcs:
+            window = StorageView(storage, offset, node.dtype, source.shape, node.strides)
+            split.copies.append(Copy(source, self.storages.shown(source, target), window, "gather"))
+            block = node.dtype.block if axis == node.ndim - 1 else 1
+            offset += source.shape[axis] // block * node.strides[axis]
+        self.storages.made_in[self.storages.settle(node, storage)] = -1
+        return split
+
+    def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit | None) -> _OpenSplit:
+        """The share of one device in a collective: it reads parts where they lie, or copies that were sent to it."""
+        what, provider = exchange.what, exchange.provider
+        if exchange.sends and not any((node, term) in self.sent for term in what.terms):
+            self._send(exchange)
+        if split is None or split.items or self.splits[-1] is not split:
+            split = self._open(target)
+        sent = tuple([self.sent[node, term] for term in what.terms if (node, term) in self.sent])
+        out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
+        first, *terms = [self.sent.get((node, term)) or self.storages.shown(term, target) for term in what.terms]
+        bias = None if what.bias is None else self.storages.shown(what.bias, target)
+        cause = what.kind.replace("_", "-") if provider is None else "collective"
+        split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider, sent))
+        self.storages.made_in[self.storages.settle(node, out.storage)] = -1
+        return split
+
+    def _send(self, exchange: Exchange) -> None:
+        """Copies of partial sums to all devices that add them, each by the device that made it, before any is added."""
+        what, provider = exchange.what, exchange.provider
+        ends = [
+            (node, other.what.terms)
+            for node, other in self.exchanges[0].items()
+            if other.sends and (other.what.kind, other.what.of, other.what.parts) == (what.kind, what.of, what.parts)
+        ]
+        for i, source in enumerate(exchange.targets):
+            others = [(node, terms[i]) for node, terms in ends if self.target_of[node] != source.index]
+            split = self._open(source) if others else None
+            for node, term in others:
+                copy = StorageView.dense(
+                    self.storages.temporary(node, node.nbytes, self.target_of[node]), node.dtype, node.shape
+                )
+                self.sent[node, term] = copy
+                self.storages.made_in[copy.storage] = -1
+                assert split is not None
+                split.copies.append(
+                    Copy(what.of, self.storages.shown(term, source), copy, "collective", kind="send", provider=provider)
+                )
+
+    def _exchange(self, exchange: Exchange) -> None:
+        """A collective that a backend does for all devices at once, on the first of them."""
+        what, ends, targets = exchange.what, exchange.together, exchange.targets
+        split = self._open(targets[0])
+        first, *terms = [self.storages.shown(part, target) for part, target in zip(what.parts, targets, strict=True)]
+        shown = next(end for end in ends if end is not None)
+        outs = []
+        for end, target in zip(ends, targets, strict=True):
+            storage = self.storages.temporary(shown if end is None else end, shown.nbytes, target.index)
+            self.storages.made_in[storage] = -1
+            if end is not None:
+                self.storages.settle(end, storage)
+            outs.append(StorageView.dense(storage, shown.dtype, shown.shape))
+        dst, *others = outs
+        split.copies.append(
+            Copy(
+                what.of, first, dst, "collective", None, tuple(terms), None, what.kind, exchange.provider, tuple(others)
+            )
+        )
+
+    def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
+        """The ids of the rows of ``source`` that ``node`` reads; ``None`` if it reads all or ``source`` twice."""
+        selects = node.op.selects if node.op is not None else None
+        source = self.originals.get(source, source)
+        if selects is None or node.srcs[selects[0]] is not source or node.srcs.count(source) > 1:
+            return None
+        return self.storages.shown(node.srcs[selects[1]], target)
+
+    def _pack(
+        self, source: Tensor, operand: StorageView, target: Target, split: _OpenSplit
+    ) -> tuple[StorageView, _OpenSplit]:
+        """A dense copy of a window on the target itself: by its own kernel if it has one, else through the host."""
+        key = (source.root, operand, target.index, "pack")
+        known = self.copied.get(key)
+        if known is not None:
+            return known, split
+        _, _, dtype, shape, strides = operand
+        storage = self.storages.temporary(source, nbytes(shape, dtype), target.index)
+        packed = StorageView.dense(storage, dtype, shape)
+        support = self._packer(target, dtype, shape, strides)
+        if support is not None:
+            split.items.append(SplitStep("contiguous", None, packed, (operand,), support))
+        else:
+            here = self.storages.made_in.get(operand.storage)
+            if here == split.index or (here is None and operand.storage >= self.opened and split.items):
+                split = self._open(target)
+            split.copies.append(Copy(source, operand, packed, "pack"))
+        self.storages.made_in[storage] = split.index
+        self.copied[key] = packed
+        return packed, split
+
+    def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
+        key = (target.index, dtype, shape, strides)
+        if key not in self.packers:
+            self.packers[key] = packing_support(target.device, dtype, shape, strides)
+        return self.packers[key]
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, node: Tensor, target: Target, split: _OpenSplit, support: Support, operands: tuple[StorageView, ...]
+    ) -> _OpenSplit:
+        """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
+        is written back."""
+        written, op = node.srcs[0], node.op
+        assert op is not None
+        storage = self.storages.home_of(written.root, target)
+        self.storages.settle(node, storage)
+        region = StorageView.of(written, storage)
+        if 0 in written.shape:
+            return split
+        if self.storages.reaches(target, storage) and written.memory not in self.prepared:
+            split.items.append(SplitStep(op.name, node, region, operands, support))
+            self.storages.made_in[storage] = split.index
+            return split
+        if split.items:
+            split = self._open(target)
+        copy = self.storages.temporary(written, nbytes(written.shape, written.dtype), target.index)
+        window = StorageView.dense(copy, written.dtype, written.shape)
+        split.copies.append(Copy(written, region, window, "region"))
+        split.items.append(SplitStep(op.name, node, window, operands, support))
+        split.write_backs.append(Copy(node, window, region, "write-back"))
+        self.storages.made_in[storage] = split.index
+        return split
+
+    def _place(
+        self,
+        node: Tensor,
+        target: Target,
+        split: _OpenSplit,
+        support: Support,
+        operands: tuple[StorageView, ...],
+        buffer: Buffer,
+    ) -> None:
+        """A node whose memory the caller decided: computed there, or elsewhere and written back."""
+        op = node.op
+        assert op is not None
+        storage = self.storages.own(node, buffer.space)
+        out = final = StorageView.of(node, storage)
+        if not (self.storages.reaches(target, storage) and buffer.type.is_raw):
+            out = StorageView.of(node, self.storages.temporary(node, node.nbytes, target.index))
+            split.write_backs.append(Copy(node, out, final, "write-back"))
+        split.items.append(SplitStep(op.name, node, out, operands, support))
+        self.storages.settle(node, out.storage)
+        self.storages.made_in[out.storage] = split.index
+
+    def _output(self, output: Tensor) -> StorageView | None:
+        if 0 in output.shape:
+            return None
+        root = output.root
+        target = self.targets[self.target_of.get(root, len(self.targets) - 1)]
+        return self.storages.shown(output, target)

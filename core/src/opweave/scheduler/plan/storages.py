@@ -1,0 +1,153 @@
+"""`Storages`: the numbered storages of a graph that is being partitioned: what lies in each, and how large it is.
+
+Values that are computed lie among the temporaries of a target, and so do inputs. States and placed leaves have memory
+of their own; read-only leaves that nobody placed have some in each space in which they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from opweave.contract.memory import BufferType
+from opweave.contract.space import HOST_SPACE, MemorySpace
+from opweave.graph.leaf import Leaf
+from opweave.graph.tensor import new_leaf
+from opweave.scheduler.plan.splits import StorageView
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Split
+
+__all__ = ["Storages"]
+
+
+class Storages:
+    """The storages of a partition, by storage id.
+
+    Attributes:
+        sizes, arenas, names, owners, unpacked, repacked, inputs: as of `opweave.scheduler.plan.splits.Partition`.
+        home: computed value, input or state -> its view of the storage in which it lies.
+        made_in: storages other than those of computed values -> index of the split that wrote them last, -1: none.
+    """
+
+    def __init__(self, targets: Sequence[Target], target_of: Mapping[Tensor, int]) -> None:
+        self._targets: Final = targets
+        self._target_of: Final = target_of
+        self.sizes: list[int] = []
+        self.arenas: list[int] = []
+        self.names: list[Tensor] = []
+        self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
+        self.unpacked: set[int] = set()
+        self.repacked: dict[int, BufferType] = {}
+        self.inputs: dict[Tensor, int] = {}
+        self.home: dict[Tensor, StorageView] = {}
+        self.made_in: dict[int, int] = {}
+        # The space in which a target reads read-only leaves that were not placed.
+        self._spaces: Final = [
+            HOST_SPACE if target.device.reaches(HOST_SPACE) else target.device.default_buffer_type.space
+            for target in self._targets
+        ]
+        self._uploaded: Final[dict[MemorySpace, dict[Tensor, int]]] = {s: {} for s in (HOST_SPACE, *self._spaces)}
+        self._copies_in: Final[dict[tuple[Tensor, BufferType], int]] = {}  # storages of repacked leaves
+
+    def temporary(self, tensor: Tensor, size: int, arena: int) -> int:
+        """A new storage among the temporaries of a target."""
+        self.sizes.append(size)
+        self.arenas.append(arena)
+        self.names.append(tensor)
+        return len(self.sizes) - 1
+
+    def own(self, tensor: Tensor, space: MemorySpace) -> int:
+        """A new storage with memory of its own in ``space``."""
+        index = self.temporary(tensor, tensor.nbytes, -1)
+        self.owners[index] = (tensor, space)
+        return index
+
+    def home_of(self, root: Tensor, target: Target) -> int:
+        """The storage in which a value lies, for a reader on ``target``."""
+        found = self.home.get(root)
+        if found is not None:
+            return found.storage
+        if root.leaf is not None:
+            return self.leaf(root, root.leaf, target)
+        # A version of a state whose writer has no elements: the bytes are those of the state.
+        return self.settle(root, self.home_of(root.memory, target))
+
+    def shown(self, tensor: Tensor, target: Target) -> StorageView:
+        """What a tensor shows where its root lies, for a reader on ``target``."""
+        whole = self.home.get(tensor)
+        if whole is None:
+            storage = self.home_of(tensor.root, target)
+            whole = self.home.get(tensor) or StorageView.of(tensor, storage)
+        return whole
+
+    def settle(self, root: Tensor, storage: int) -> int:
+        self.home[root] = StorageView.of(root, storage)
+        return storage
+
+    def leaf(self, root: Tensor, leaf: Leaf, target: Target) -> int:
+        """The storage of a leaf. Read-only unplaced leaves have one in every space in which they are read."""
+        if leaf.kind == "input":
+            storage = self.temporary(root, root.nbytes, self._target_of[root])
+            self.inputs[root] = storage
+            self.made_in[storage] = -1
+        elif leaf.placement is not None:
+            storage = self.own(root, leaf.placement.buffer.space)
+        elif leaf.kind == "state":
+            storage = self.own(root, self._targets[self._target_of[root]].device.default_buffer_type.space)
+        else:
+            return self.uploaded_leaf(root, target)
+        return self.settle(root, storage)
+
+    def uploaded_leaf(self, root: Tensor, target: Target) -> int:
+        """The storage of a read-only leaf in plain memory that a target reaches."""
+        space = self._spaces[target.index]
+        known = self._uploaded[space].get(root)
+        if known is None:
+            known = self._uploaded[space][root] = self.own(root, space)
+        return known
+
+    def repacked_leaf(self, source: Tensor, kind: BufferType) -> StorageView:
+        """The copy of a read-only leaf in special memory."""
+        storage = self._copies_in.get((source, kind))
+        if storage is None:
+            storage = self._copies_in[source, kind] = self.own(source, kind.space)
+            self.sizes[storage] = kind.alloc_size(source)
+            self.repacked[storage] = kind
+        return StorageView(storage, 0, source.dtype, source.shape, source.strides)
+
+    def reaches(self, target: Target, storage: int) -> bool:
+        arena = self.arenas[storage]
+        if arena == target.index:
+            return True
+        return target.device.reaches(self._targets[arena].space if arena >= 0 else self.owners[storage][1])
+
+    def empty(self, source: Tensor) -> StorageView:
+        """A source without elements, which lies on the host for every reader."""
+        storage = self._uploaded[HOST_SPACE].get(source)
+        if storage is None:
+            storage = self._uploaded[HOST_SPACE][source] = self.own(source, HOST_SPACE)
+        return StorageView.dense(storage, source.dtype, source.shape)
+
+    def pad(self, splits: Iterable[Split]) -> None:
+        """Set the sizes of temporaries to those that the kinds of memory in which they lie ask for."""
+        kinds = {
+            target.index: target.buffer_type
+            for target in self._targets
+            if type(target.buffer_type).alloc_size is not BufferType.alloc_size
+        }
+        if not kinds:
+            return
+        views: list[StorageView] = []
+        for split in splits:
+            views += [view for copy in (*split.copies, *split.write_backs) for view in copy.writes]
+            views += [item.out for item in split.items]
+        shapes = {storage: (t.shape, t.dtype) for t, storage in self.inputs.items()}
+        shapes |= {view.storage: (view.shape, view.dtype) for view in views}
+        for storage, (shape, dtype) in shapes.items():
+            kind = kinds.get(self.arenas[storage])
+            if kind is not None:
+                value = new_leaf(Leaf("input", self.names[storage].name), shape, dtype)
+                self.sizes[storage] = max(self.sizes[storage], kind.alloc_size(value))

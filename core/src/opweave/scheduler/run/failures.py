@@ -1,0 +1,132 @@
+"""Errors of failed runs: which node, device and states a failing call concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from opweave.contract.plan import StepError
+from opweave.contract.worker import WorkerStream
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, chain_of
+
+if TYPE_CHECKING:
+    from opweave.graph.tensor import Tensor
+    from opweave.scheduler.compile.run_list import Action
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Split
+
+__all__ = ["damage_states", "settle_failure", "written_by"]
+
+
+def settle_failure(
+    error: BaseException,
+    action: Action | None,
+    actions: Iterable[Action],
+    targets: Sequence[Target],
+    splits: Sequence[Split],
+    *,
+    anywhere: bool = False,
+) -> BaseException:
+    """Make everything usable again after a run failed: wait for all streams, mark half-written states.
+
+    Args:
+        error: what was raised.
+        action: which call raised it; ``None``: it was found while waiting for the end.
+        actions: all actions of the run, to find the one whose work failed.
+        splits: those that may have been under way.
+        anywhere: the failure may concern any of them, and not only those on streams whose queued work failed.
+
+    Returns:
+        What to raise: an error that names the node, its device and those states. An error that is no ``Exception`` (an
+        interrupt), `Cancelled` and `LifetimeError` are returned as they are.
+    """
+    unfinished = _finish(targets)
+    step = _failed_step(error)
+    if step is not None:
+        action = next((a for a in actions if a.plan is step.plan and step.plan is not None), action)
+    cause = step.error if step is not None else error
+    while isinstance(cause, ExecutionError) and isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__  # reported by a stream of its queued work: that is the cause
+    ended = _ended_on_purpose(error)
+    node = action.tensor if action is not None else None
+    writers: list[Tensor] = []
+    if action is not None and action.copy is not None:
+        node = action.copy.tensor
+        writers += [node] if action.copy.cause == "write-back" else []
+    elif action is not None and action.kind == "plan" and action.split is not None:
+        first, last = 0, len(action.split.items)
+        if step is not None and step.step is not None:
+            group = (step.step,) if action.items is None else action.items[step.step]
+            first, last = group[0], group[-1] + 1
+            node = action.split.items[first].node
+        writers += _written(action.split, first, last)
+    writers += written_by([split for split in splits if anywhere or split.target in unfinished])
+    states = {w.key: w.memory for w in writers if w.state is not None}
+    device = action.target.name if action is not None else unfinished[0].name if unfinished else ""
+    what = node.describe() if node is not None else "the run"
+    if node is None and action is not None and action.split is not None:
+        what = f"split {action.split.index}"
+    kind = f"{action.kind} of " if action is not None else ""
+    where = f" on {device}" if device else ""
+    message = f"{kind}{what} failed{where}: {type(cause).__name__}: {cause}"
+    damage_states(writers, message)
+    if ended is not None:
+        return ended
+    if action is not None and action.kind == "observe":
+        return error  # the observer's own
+    if states:
+        message += f"; half written: {', '.join(states)}"
+    result = ExecutionError(message, node=what, device=device, states=states)
+    result.__cause__ = cause
+    return result
+
+
+def damage_states(writers: Iterable[Tensor], why: str, pending: Callable[[], object] | None = None) -> None:
+    """Let the states that nodes write refuse to be read until they are written anew.
+
+    Args:
+        why: what happened.
+        pending: waits for the work that may still write them; called before they are written.
+    """
+    for leaf in {w.memory.leaf: None for w in writers if w.state is not None}:
+        assert leaf is not None
+        leaf.damaged = f"state {leaf.name!r} may be half written ({why}); write it anew to use it"
+        leaf.pending = pending
+
+
+def written_by(splits: Iterable[Split]) -> list[Tensor]:
+    """The nodes of splits, those that write states among them."""
+    return [node for split in splits for node in _written(split, 0, len(split.items))]
+
+
+def _failed_step(error: BaseException) -> StepError | None:
+    """The failure of the step that caused ``error``, perhaps on another stream than the one that raised it."""
+    return next((reason for reason in reversed([*chain_of(error)]) if isinstance(reason, StepError)), None)
+
+
+def _ended_on_purpose(error: BaseException) -> BaseException | None:
+    for reason in chain_of(error):
+        if not isinstance(reason, Exception) or isinstance(reason, (Cancelled, LifetimeError)):
+            return reason
+    return None
+
+
+def _finish(targets: Sequence[Target]) -> list[Target]:
+    """Wait for all streams; returns those whose queued work failed, first those that did not fail by waiting for
+    others."""
+    failed: list[tuple[bool, Target]] = []
+    for stream in [stream for target in targets for stream in target.streams]:
+        if isinstance(stream, WorkerStream):
+            stream.go_on()  # all of them first: one may wait for another one's work
+    for target in targets:
+        for stream in target.streams:
+            stream.settle()
+            if stream.is_async and stream.failure is not None:
+                reasons = [r.device for r in chain_of(stream.failure) if isinstance(r, ExecutionError)]
+                failed.append((any(device not in ("", target.name) for device in reasons), target))
+            stream.recover()
+    return [target for _, target in sorted(failed, key=lambda row: row[0])]
+
+
+def _written(split: Split, first: int, last: int) -> list[Tensor]:
+    return [i.node for i in split.items[first:last] if i.node is not None]
