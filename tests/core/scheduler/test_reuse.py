@@ -128,7 +128,7 @@ def history(seed: int, builds: list[tuple[int, int]], *, reuse: bool) -> tuple[l
     sharing = 0
     with ow.Scheduler(case.devices, parallel=case.parallel) as scheduler:
         if not reuse:
-            scheduler._similar = lambda *_: iter(())  # type: ignore[method-assign]
+            scheduler._earlier = lambda *_: iter(())  # type: ignore[method-assign]
         for n, variant in builds:
             try:
                 program = scheduler.build(case.outputs(n, variant))
@@ -242,7 +242,7 @@ def names(request: pytest.FixtureRequest) -> list[str]:
 def test_each_token_of_a_decoder_takes_over_calls_of_the_one_before_it(names: list[str]) -> None:
     reusing, building = Decoder(), Decoder()
     with ow.Scheduler(names) as scheduler, ow.Scheduler(names) as other:
-        other._similar = lambda *_: iter(())  # type: ignore[method-assign]
+        other._earlier = lambda *_: iter(())  # type: ignore[method-assign]
         programs = []
         for row in range(24):
             programs.append(scheduler.build(reusing.output(row + 1)))

@@ -51,7 +51,7 @@ def shown(program: ow.Program) -> list[Any]:
 def planning_anew(devices: Any, parallel: bool | int = False) -> ow.Scheduler:
     """A scheduler that looks at nothing which it has built before."""
     scheduler = ow.Scheduler(devices, parallel=parallel)
-    scheduler._similar = lambda *_: iter(())  # type: ignore[method-assign]
+    scheduler._earlier = lambda *_: iter(())  # type: ignore[method-assign]
     return scheduler
 
 
