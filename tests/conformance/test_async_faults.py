@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from opweave.contract import Buffer, WorkerStream, buffer
+from opweave.contract import Buffer, WorkerStream
 from opweave.host import storage
 from opweave.registry import Registry
+from opweave.runtime import buffer
 from opweave_conformance import workload
 from opweave_conformance.levels import failures, order
 from opweave_conformance.levels.indices import INDEXING

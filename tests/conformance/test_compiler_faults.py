@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opweave.contract import Arg, Backend, Call, Group, Structure, functional, listing
+from opweave.contract import Arg, Backend, Call, Group, Structure
 from opweave.functional import ArrayMemory, device, memory
 from opweave.registry import Registry
+from opweave.runtime import functional, listing
 from opweave_conformance.suite import Suite
 from tests.support.array_device import Array, ArrayStream, FunctionalBackend
 from tests.support.fed_in_place import InPlaceBackend, InPlaceCall, InPlaceStream, array_at

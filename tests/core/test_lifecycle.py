@@ -117,7 +117,7 @@ def test_children_are_forked_while_other_threads_hold_every_lock():
         from opweave_cost import store
         from opweave.graph import tensor
         from opweave.registry import REGISTRY as registry
-        from opweave.contract import space
+        from opweave.runtime import space
         held, go = threading.Barrier(2), threading.Event()
         scheduler = ow.Scheduler("cpu")
 

@@ -41,7 +41,7 @@ CONTRACT_NAMES = """
     Arg Backend Buffer BufferType Call Caps CollectiveSupport Collectives Device DeviceProps Event Features Group Kind
     Launch Limit Limits MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream
     Structure Tunable Usage WorkerStream
-    first_equals flat_rows mapped pointwise_groups structure_of
+    check_threads first_equals flat_rows flops mapped pointwise_groups structure_of
 """.split()  # noqa: SIM905
 
 MODULES = [(opweave, NAMES), (opweave.contract, CONTRACT_NAMES)]

@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Offloading
-from opweave.contract.offloading import Rates
+from opweave.runtime.offload import Rates
 from opweave_opencl import OpenCLDevice
 
 ROWS = np.random.default_rng(0).integers(-2, 3, (64, 128)).astype(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from opweave import registry
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 from opweave.errors import Unavailable
 from opweave.graph.foreign import detached, dlpack_device, host_view, is_on_host
 from opweave.graph.leaf import Leaf, Location

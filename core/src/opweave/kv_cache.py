@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 
 from opweave import ops
-from opweave.contract import Device
 from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
 from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTypeLike, as_dtype, f32
@@ -19,6 +18,7 @@ from opweave.host.storage import array_shape
 from opweave.leaf_memory import write_state
 from opweave.leaves import Where, state
 from opweave.ops.encoding import ENCODED
+from opweave.runtime.device import Device
 from opweave.sharding.placing import Sharded
 
 __all__ = ["Batch", "KVCache"]

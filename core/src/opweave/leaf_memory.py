@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.space import CHANGES, Usage, as_bytes
+from opweave.contract.memory import Usage, as_bytes
 from opweave.contract.step import Arg
-from opweave.contract.stream import Stream
 from opweave.errors import (
     AllocationError,
     DTypeError,
@@ -34,6 +29,11 @@ from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape, read, write
 from opweave.ops.quantization import quantize
+from opweave.runtime.buffer import Buffer, MultiBuffer
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
+from opweave.runtime.space import CHANGES
+from opweave.runtime.stream import Stream
 
 __all__ = [
     "place",

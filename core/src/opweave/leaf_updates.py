@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.device import Device
 from opweave.graph.leaf import Location
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import dense_arg, write
 from opweave.leaf_memory import withdraw
+from opweave.runtime.buffer import Buffer
+from opweave.runtime.device import Device
 
 __all__ = ["evict", "has_copies", "rewrite"]
 

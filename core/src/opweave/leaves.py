@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from opweave import registry
-from opweave.contract.buffer import Buffer
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
@@ -26,6 +22,9 @@ from opweave.graph.layout import check_shape
 from opweave.graph.leaf import Leaf, Spec
 from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import place_state, read_leaf, upload, values_for
+from opweave.runtime.buffer import Buffer, MultiBuffer
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
 
 if TYPE_CHECKING:
     from opweave.sharding.placing import Sharded

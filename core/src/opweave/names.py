@@ -1,6 +1,6 @@
 """The public names of `opweave` besides the operations, which `opweave.ops` exports."""
 
-from opweave.contract import Arg, Backend, Buffer, BufferType, Device, Group, Kind, MemorySpace, Step, Stream, Usage
+from opweave.contract import Arg, Backend, Group, Kind, MemorySpace, Step, Usage
 from opweave.contract.kernels import KernelTable
 from opweave.errors import (
     AllocationError,
@@ -57,6 +57,10 @@ from opweave.registry import (
     rescan,
     unload,
 )
+from opweave.runtime.buffer import Buffer
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
+from opweave.runtime.stream import Stream
 from opweave.scheduler import Program, Scheduler
 
 __all__ = [

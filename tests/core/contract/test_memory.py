@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opweave.contract import HOST_SPACE, Buffer, BufferType, Device, MultiBuffer, Usage, mapped
-from opweave.contract.memory import BOUNCE_BYTES
-from opweave.contract.space import as_bytes
+from opweave.contract.memory import as_bytes
+from opweave.contract.transfers import BOUNCE_BYTES
 from opweave.errors import (
     AllocationError,
     BoundsError,

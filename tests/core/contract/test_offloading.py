@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import opweave as ow
-from opweave.contract import Offloading, Step
-from opweave.contract.offloading import Rates, flops
+from opweave.contract import Offloading, Step, flops
 from opweave.graph.dtypes import as_dtype
 from opweave.host.device import HostDevice
+from opweave.runtime.offload import Rates
 from opweave.scheduler.place.target import unbound_step
 from opweave_conformance import CASES
 from opweave_conformance.trial import the_node

@@ -56,7 +56,8 @@ def resolve(path: str) -> Any:
             value = importlib.import_module(".".join([package, *rest[: i + 1]]))
         else:
             assert inspect.isclass(value), path
-            assert name in value.__annotations__ or name in value.__init__.__code__.co_names, path
+            declared = any(name in vars(base).get("__annotations__", ()) for base in value.__mro__)
+            assert declared or name in value.__init__.__code__.co_names, path
             value = None
     return value
 

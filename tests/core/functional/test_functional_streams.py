@@ -11,8 +11,8 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Group, Step, Stream, structure_of
-from opweave.contract.listing import listed
 from opweave.functional import ArrayLibrary
+from opweave.runtime.listing import listed
 from opweave_conformance.graphs import MODELS, LeafDevices
 from tests.support.array_device import Array, ArrayStream, FunctionalDevice, Library
 

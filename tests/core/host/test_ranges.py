@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.contract.rows import STAGED_BYTES
+from opweave.contract.transfers import STAGED_BYTES
 from tests.support.example_backend import ExampleDevice
 from tests.support.real_devices import make, real_device
 

@@ -10,7 +10,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Arg, BufferType, Step, Stream, Usage
 from opweave.contract.kernels import KernelTable
-from opweave.contract.space import as_bytes
+from opweave.contract.memory import as_bytes
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice

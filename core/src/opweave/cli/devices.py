@@ -11,13 +11,13 @@ from opweave import registry
 from opweave.cli import probe
 from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, unusable_details
-from opweave.contract.capabilities import Kind
+from opweave.contract.device import Kind
 from opweave.errors import OpweaveError
 from opweave.registry import State
 from opweave.units import human_bytes
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.runtime.device import Device
 
 __all__ = ["collect", "show_devices"]
 

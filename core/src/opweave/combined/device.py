@@ -13,15 +13,15 @@ from opweave.combined.function import CombinedFunction
 from opweave.combined.values import Values
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
-from opweave.contract.functional import FunctionCall
-from opweave.contract.space import MemorySpace, Usage
-from opweave.contract.stream import Stream
+from opweave.contract.device import Kind
+from opweave.contract.memory import MemorySpace, Usage
 from opweave.errors import DeviceLostError, SchedulerError
 from opweave.functional import ArrayDevice, ArrayMemory
 from opweave.graph.opdef import OPS
 from opweave.host.device import HostDevice
+from opweave.runtime.device import Device
+from opweave.runtime.functional import FunctionCall
+from opweave.runtime.stream import Stream
 from opweave.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:

@@ -1,33 +1,63 @@
 """The contract between the core and backends: what an author implements, and what opweave guarantees in return.
 
-`Backend`, `Device` and `BufferType` are subclassed by authors, `Stream` for asynchronous devices; the other classes are
-used as they are.
+Read `backend` (what a plugin registers), `device` (memory, and what runs), `kernels` and `step` (what a kernel is
+given)
+first: they make a working backend. Then, as a device needs them: `tunable` (numbers by which kernels choose their
+paths), `workspace`, `stream` (work that is queued, fused or compiled), `memory` (special kinds of it), `collectives`.
+`transfers` has what hooks do by default.
+
+Hooks begin with an underscore. The classes that authors subclass, `Device`, `Stream` and `BufferType`, have the
+finished methods too; they lie in `opweave.runtime`, which need not be read, and are imported from here as everything
+else.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from opweave.contract.backend import Backend, Features, SetThreads
-from opweave.contract.buffer import Buffer
-from opweave.contract.capabilities import Caps, DeviceProps, Kind
 from opweave.contract.collectives import Collectives, CollectiveSupport
-from opweave.contract.device import Device
-from opweave.contract.event import Event
-from opweave.contract.fusing import pointwise_groups
-from opweave.contract.listing import Structure, structure_of
-from opweave.contract.memory import BufferType, mapped
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.offloading import Offloading
-from opweave.contract.plan import Plan, StepError
-from opweave.contract.rows import Rows, flat_rows
-from opweave.contract.space import HOST_SPACE, MemorySpace, Usage
+from opweave.contract.device import Caps, DeviceProps, Kind
+from opweave.contract.memory import HOST_SPACE, MemorySpace, Usage
 from opweave.contract.step import Arg, Call, Group, Single, Step, first_equals
-from opweave.contract.stream import Stream
-from opweave.contract.stream_hooks import Launch, Range
+from opweave.contract.stream import Launch, Range
+from opweave.contract.transfers import Rows, flat_rows
 from opweave.contract.tunable import NEVER, Limit, Limits, Tunable
-from opweave.contract.worker import WorkerStream
+
+if TYPE_CHECKING:
+    from opweave.runtime.buffer import Buffer, MultiBuffer
+    from opweave.runtime.checks import check_threads
+    from opweave.runtime.device import Device
+    from opweave.runtime.event import Event
+    from opweave.runtime.fusion import pointwise_groups
+    from opweave.runtime.listing import Structure, structure_of
+    from opweave.runtime.memory import BufferType
+    from opweave.runtime.offload import Offloading, flops
+    from opweave.runtime.plan import Plan, StepError
+    from opweave.runtime.stream import Stream
+    from opweave.runtime.transfers import mapped
+    from opweave.runtime.worker import WorkerStream
 
 __all__ = [
     "HOST_SPACE", "NEVER", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport", "Collectives",
     "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "Limit", "Limits", "MemorySpace",
     "MultiBuffer", "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError", "Stream",
-    "Structure", "Tunable", "Usage", "WorkerStream", "first_equals", "flat_rows", "mapped", "pointwise_groups",
+    "Structure", "Tunable", "Usage", "WorkerStream", "check_threads", "first_equals", "flat_rows",
+    "flops", "mapped", "pointwise_groups",
     "structure_of",
 ]  # fmt: skip
+
+_RUNTIME = {
+    "Buffer": "buffer", "BufferType": "memory", "Device": "device", "Event": "event", "MultiBuffer": "buffer",
+    "Offloading": "offload", "Plan": "plan", "StepError": "plan", "Stream": "stream", "Structure": "listing",
+    "WorkerStream": "worker", "check_threads": "checks", "flops": "offload", "mapped": "transfers", "pointwise_groups":
+    "fusion",
+    "structure_of": "listing",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RUNTIME:
+        raise AttributeError(f"module 'opweave.contract' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"opweave.runtime.{_RUNTIME[name]}"), name)
+    return value

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.runtime.device import Device
 
 __all__ = ["Backend", "Features", "SetThreads"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.contract.step import Arg, Call
-    from opweave.contract.stream import Stream
     from opweave.graph.dtypes import DType
+    from opweave.runtime.device import Device
+    from opweave.runtime.stream import Stream
 
 __all__ = ["CollectiveKind", "CollectiveSupport", "Collectives"]
 

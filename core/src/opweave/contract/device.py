@@ -1,60 +1,119 @@
-"""`Device`: one piece of hardware as a backend sees it; what the author of a backend implements.
+"""What the author of a device implements and may override (`DeviceHooks`), and what a device is (`Kind`, `Caps`).
 
 A useful device needs a `KernelTable`, a `kind`, and the four memory methods ``_alloc _free _upload _download``. Every
-further underscored method is optional. Overridden methods define the capabilities (`Caps`). Public methods check their
-arguments; underscored ones may rely on that.
+further underscored method is optional. Overridden hooks define the capabilities (`Caps`). Public methods of `Device`
+check their arguments before they call a hook; hooks may rely on that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
-from weakref import WeakSet
+import enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.capabilities import Caps, DeviceProps, Kind, caps_of, stream_caps
-from opweave.contract.device_hooks import DeviceHooks
-from opweave.contract.kernels import KernelTable
-from opweave.contract.memory import BufferType
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.space import MemorySpace, Usage, add_queue, as_bytes
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
-from opweave.errors import (
-    AllocationError,
-    Broken,
-    Cancelled,
-    LifetimeError,
-    Unavailable,
-    UnknownNameError,
-    UnsupportedOpError,
-    chain_of,
-    raise_backend_failure,
-)
-from opweave.graph.layout import nbytes
-from opweave.graph.precision import check_precision, is_within
-from opweave.lifecycle import keep_forever, notify_after_fork
+import numpy as np
+
+from opweave.contract.stream import StreamHooks
+from opweave.contract.transfers import Rows, copy_by_host, download_rows, fill_by_upload, upload_rows
+from opweave.errors import UnknownNameError, UnsupportedOpError
 
 if TYPE_CHECKING:
-    from opweave.contract.backend import Backend
-    from opweave.contract.step import Step
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opweave.contract.kernels import KernelTable
+    from opweave.contract.memory import Handle, MemorySpace, Usage
+    from opweave.contract.step import Call, Step
     from opweave.contract.tunable import Limit, Tunable
     from opweave.graph.dtypes import DType
-    from opweave.graph.layout import Shape
+    from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
-    from opweave.graph.tensor import Tensor
+    from opweave.runtime.memory import BufferType
+    from opweave.runtime.stream import Stream
 
-__all__ = ["Device"]
-
-T = TypeVar("T")
-
-WINDOWS_PER_BUFFER: Final = 16
-"""A mapping above ``max_buffer_size`` is imported as windows; each begins at least a 16th of that size after the
-last."""
+__all__ = ["Caps", "DeviceHooks", "DeviceProps", "Kind"]
 
 
-class Device(DeviceHooks):
-    """One piece of hardware as a backend sees it. Subclass it; ``super().__init__()`` need not be called.
+class Kind(enum.Enum):
+    """The sort of hardware of a device, in the order in which devices are preferred."""
+
+    GPU = "GPU"
+    """A graphics processor with its own memory."""
+    IGPU = "IGPU"
+    """An integrated graphics processor that shares the host's memory."""
+    ACCEL = "ACCEL"
+    """An accelerator beside the CPU that works in host memory."""
+    CPU = "CPU"
+    """The processors that the host runs on."""
+    HOST = "HOST"
+    """The device built into the core, which runs the references."""
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of preference, 0 first."""
+        return list(Kind).index(self)
+
+    @classmethod
+    def named(cls, name: Kind | str) -> Kind:
+        """The kind called ``name``, without regard to case; raises `UnknownNameError` if there is none."""
+        if isinstance(name, Kind):
+            return name
+        try:
+            return cls[str(name).upper()]
+        except KeyError:
+            raise UnknownNameError("kind of device", str(name), [kind.name for kind in cls]) from None
+
+
+class Caps(NamedTuple):
+    """What a device can do beyond the minimum, derived from the methods that its class overrides.
+
+    Attributes:
+        fill: sets bytes without an upload (``_fill``).
+        copy: copies within its memory without the host (``_copy``).
+        import_host: uses host memory in place (``_import_host``).
+        map: shows its memory as host bytes (``_map``).
+        asynchronous: its streams return before the work is complete (``Stream._synchronize``).
+        events: its streams wait for each other without the host (``Stream._record``).
+        fuse: its streams compute several steps as one (``Stream._fuse``).
+        offload: chooses steps for which weights are copied to it for each run (``_offload``).
+        pinned: offers host memory for fast transfers (``host_buffer_type``).
+        functional: its streams compute by functions of immutable arrays (``Stream._compile_functional``).
+        typed: whole arrays are transferred (``_put``, ``_get``).
+    """
+
+    fill: bool
+    copy: bool
+    import_host: bool
+    map: bool
+    asynchronous: bool
+    events: bool
+    fuse: bool
+    offload: bool
+    pinned: bool
+    functional: bool
+    typed: bool
+
+
+class DeviceProps(NamedTuple):
+    """A summary of a device. Made by `Device.props`.
+
+    Attributes:
+        name, description, kind, hardware_id: as the attributes of `Device`.
+        memory_free, memory_total: bytes; 0 where the device does not know.
+        caps: its capabilities.
+    """
+
+    name: str
+    description: str
+    kind: Kind
+    hardware_id: str | None
+    memory_free: int
+    memory_total: int
+    caps: Caps
+
+
+class DeviceHooks:
+    """One piece of hardware as its author sees it. Subclass `opweave.contract.Device`, which has the finished
+    methods too; ``super().__init__()`` need not be called.
 
     Attributes an author may set, on the class or the object:
         kernels: the table of kernels, whose declarations define what the device supports. Default: an empty table, for
@@ -97,43 +156,19 @@ class Device(DeviceHooks):
     threaded: bool = False
     survives_fork: bool = False
 
-    backend: Backend | None
-    _buffers: WeakSet[Buffer]
-    _streams: WeakSet[Stream]
-    _default_type: BufferType | None
-    _lost_by_fork: bool
-    _tuned: bool
-    _artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Device:
-        # State lives here so that authors need not call super().__init__.
-        self = super().__new__(cls)
-        self.backend = None
-        self._name = cls.__name__.lower()
-        self._buffers = WeakSet()
-        self._streams = WeakSet()
-        self._default_type = None
-        self._lost_by_fork = False
-        self._tuned = False
-        self._artefacts = {}
-        notify_after_fork(self)
-        if not hasattr(cls, "space"):
-            self.space = MemorySpace(self._name)
-        if not hasattr(cls, "kernels"):
-            self.kernels = KernelTable()
-        return self
-
-    # --- properties -------------------------------------------------------------------------------------------------
+    kernels: KernelTable
+    stream_class: type[Stream]
+    _name: str
 
     @property
-    def caps(self) -> Caps:
-        """The capabilities, derived from the methods that the class overrides."""
-        return caps_of(type(self), Device)
+    def name(self) -> str:
+        """``<entry-point name>:<id>`` once registered."""
+        return self._name
 
-    def props(self) -> DeviceProps:
-        """Name, description, kind, memory and capabilities in one tuple. The memory figures are current."""
-        free, total = self.mem_info()
-        return DeviceProps(self.name, self.description, self.kind, self.hardware_id, free, total, self.caps)
+    @property
+    def default_buffer_type(self) -> BufferType:
+        """The device's ordinary memory."""
+        raise NotImplementedError
 
     def mem_info(self) -> tuple[int, int]:
         """Free and total memory in bytes; ``(0, 0)`` where the device does not know. Authors override it."""
@@ -142,13 +177,6 @@ class Device(DeviceHooks):
     def features(self) -> Mapping[str, Any]:
         """Names and values worth showing to people (driver version, instruction sets). Authors override it."""
         return {}
-
-    @property
-    def default_buffer_type(self) -> BufferType:
-        """The device's ordinary memory."""
-        if self._default_type is None:
-            self._default_type = BufferType(self)
-        return self._default_type
 
     @property
     def host_buffer_type(self) -> BufferType | None:
@@ -173,327 +201,172 @@ class Device(DeviceHooks):
         return self.tunables
 
     @property
-    def tuned(self) -> bool:
-        """Whether the tunables have values that were measured on this machine."""
-        return self._tuned
-
-    @property
     def alive(self) -> bool:
         """Whether the device can still be used, as far as is known; `opweave.devices` leaves out those that cannot.
         Authors of devices that may go away override it."""
         return True
 
-    @property
-    def answers_many(self) -> bool:
-        """Whether the class overrides ``_why_not_many``: it is asked about all nodes of a graph at once."""
-        return type(self)._why_not_many is not Device._why_not_many
+    # --- what an author implements ----------------------------------------------------------------------------------
 
-    @property
-    def has_own_rules(self) -> bool:
-        """Whether the class overrides ``_why_not``: what it supports does not follow from its kernel table alone."""
-        return type(self)._why_not is not Device._why_not
+    def _alloc(self, size: int, usage: Usage) -> Handle:
+        """A handle of ``size`` > 0 new bytes, aligned to ``alignment``; raises ``MemoryError`` if there are not
+        enough."""
+        raise NotImplementedError(f"{type(self).__name__} implements no _alloc")
 
-    def reaches(self, space: MemorySpace) -> bool:
-        """Whether kernels of this device can address ``space``."""
-        return space is self.space or space in self.shared_spaces
+    def _free(self, mem: Handle) -> None:
+        """Free what ``_alloc`` or ``_import_host`` returned. Default: nothing; dropping the handle frees it."""
 
-    def reads(self, kind: BufferType) -> bool:
-        """Whether kernels of this device accept operands in memory of this kind: the device reaches its space, and
-        stores tensors there as plain bytes or in a format that some kernel accepts."""
-        return self.reaches(kind.space) and (kind.is_raw or self._reads(kind))
+    def _upload(self, mem: Handle, offset: int, data: memoryview) -> None:
+        """Write ``data`` (not empty, within bounds) at byte ``offset``. Complete when it returns."""
+        raise NotImplementedError(f"{type(self).__name__} implements no _upload")
 
-    @property
-    def has_repacked(self) -> bool:
-        """Whether the device offers memory that stores tensors in a format of its own."""
-        if type(self).buffer_types is Device.buffer_types:
-            return False
-        return not all(kind.is_raw for kind in self.buffer_types)
+    def _download(self, mem: Handle, offset: int, out: memoryview) -> None:
+        """Read ``len(out)`` bytes (not 0, within bounds) from byte ``offset``. Complete when it returns."""
+        raise NotImplementedError(f"{type(self).__name__} implements no _download")
 
-    def keeps_repacked(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the device offers memory that stores one of these tensors in a format of its own."""
-        kinds = [kind for kind in self.buffer_types if not kind.is_raw]
-        return any(kind.why_not(tensor) is None for kind in kinds for tensor in tensors)
+    # --- what an author may override --------------------------------------------------------------------------------
 
-    def repacks(self, step: Step, whole: Collection[int]) -> dict[int, BufferType]:
-        """In which special memory the device would rather read sources of an unbound ``step``: position -> buffer type.
+    def _open(self, **params: Any) -> Stream:
+        """A new stream. Default: ``stream_class(self, **params)``."""
+        if params and self.stream_class.__init__ is StreamHooks.__init__:
+            raise TypeError(f"unknown parameters {sorted(params)}")
+        return self.stream_class(self, **params)
 
-        Args:
-            whole: positions of the sources that are whole read-only tensors, of which a copy can be made once.
-        """
-        kinds = [kind for kind in self.buffer_types if not kind.is_raw]
-        found = {}
-        for i in whole if kinds else ():
-            best = next((kind for kind in kinds if kind.pays(step, i)), None)
-            if best is not None:
-                found[i] = best
-        return found
+    def _probe(self) -> None:
+        """Try out the device; raise ``Unavailable`` with cause and remedy if it is present but does not work (a driver
+        that does not know the hardware, a library without kernels for it). Default: no check."""
 
-    def buffer_type(self, name: str) -> BufferType:
-        """The kind of memory with a name: ``"cpu.decoded"``, or that without the device's name, ``"decoded"``.
+    def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
+        """A function that calls ``_upload`` and is called many times; it writes what ``data`` holds at that time."""
+        return partial(self._upload, mem, offset, data)
 
-        Raises:
-            UnknownNameError: the device offers no such memory.
-        """
-        for kind in self.buffer_types:
-            if name.lower() in (kind.name.lower(), kind.name.lower().removeprefix(f"{self.name.lower()}.")):
-                return kind
-        raise UnknownNameError(f"kind of memory of {self.name}", name, [kind.name for kind in self.buffer_types])
+    def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
+        """A function that calls ``_download`` and is called many times."""
+        return partial(self._download, mem, offset, out)
 
-    def __copy__(self) -> Self:
-        return self  # a second object would give back the same memory
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise LifetimeError(f"{self!r} cannot be pickled: it belongs to this process; pickle its name, {self.name!r}, "
-                            "and let opweave.device(name) find it where it is needed")  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"<Device {self.name}{': ' + self.description if self.description else ''}>"
-
-    def probe(self) -> None:
-        """Check that the device works, by its author's ``_probe``. The registry calls it once when it has found the
-        device. One that does not work is missing in ``ow.devices()``; ``opweave devices`` shows it with the reason.
-
-        Raises:
-            Unavailable: it does not work; carries the driver's message and a remedy.
-        """
-        try:
-            self._probe()
-        except Unavailable:
-            raise
-        except Exception as error:
-            why = f"trying it failed: {type(error).__name__}: {error}"
-            raise Unavailable(why, remedy="update its driver, or report it to the authors of the backend") from error
-
-    # --- forked children --------------------------------------------------------------------------------------------
-
-    @property
-    def lost_by_fork(self) -> bool:
-        """Whether the device was set up before this process was forked, and therefore cannot be used here."""
-        return self._lost_by_fork
-
-    def check_process(self) -> None:
-        """Raise `Unavailable` if the device is `lost_by_fork`."""
-        if self._lost_by_fork:
-            raise Unavailable(
-                f"{self.name} was set up before this process was forked, which its driver does not survive",
-                remedy="start processes with multiprocessing.get_context('spawn'), or fork before devices are used",
-            )
-
-    def _after_fork(self) -> None:
-        if not self.survives_fork:
-            self._lost_by_fork = True
-            # Freeing anything would call the driver, whose threads and locks exist in the parent only.
-            buffers = [buffer._after_fork() for buffer in list(self._buffers)]
-            keep_forever([self, *self._streams, *buffers])
-
-    # --- memory -----------------------------------------------------------------------------------------------------
-
-    def alloc(self, size: int, usage: Usage = Usage.ANY) -> Buffer:
-        """A buffer of ``size`` bytes of ordinary memory with undefined contents; raises what `BufferType.alloc`
-        does."""
-        return self.default_buffer_type.alloc(size, usage)
-
-    def import_host(self, data: Any, *, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
-        """A buffer over the bytes of a host array or a mapped file, without copying. The buffer keeps the object alive.
-
-        A buffer over a read-only array or mapping is read-only.
+    def _upload_2d(self, mem: Handle, offset: int, pitch: int, rows: Rows) -> None:
+        """Write rows of bytes, row ``i`` at byte ``offset + i * pitch``. Default: by ``_download`` and ``_upload`` of
+        the range, or row by row where that is large.
 
         Args:
-            data: a contiguous array or buffer-protocol object.
-            max_tensor_size: bytes of the largest tensor in it. Data above ``max_buffer_size`` is imported as windows
-                that overlap by this size, so that each tensor lies completely in one window.
-
-        Returns:
-            A `Buffer`; a `MultiBuffer` of windows if the data is larger than ``max_buffer_size``.
-
-        Raises:
-            UnsupportedOpError: the device cannot use host memory in place, or cannot use these bytes.
-            LayoutError: the bytes are not contiguous.
-            AllocationError: the data is larger than one buffer, and ``max_tensor_size`` is missing or too large.
-            Unavailable: see `check_process`.
+            rows: ``uint8`` array of two axes with at least one element. Each row is contiguous; ``rows.strides[0]`` is
+                the distance between them in host memory (`flat_rows` gives the bytes from the first to the last one).
         """
-        if not self.caps.import_host:
-            raise UnsupportedOpError(f"{self.name} cannot use host memory in place; allocate and upload instead")
-        return self._import_bytes(as_bytes(data), max_tensor_size)
+        upload_rows(self._upload, self._download, mem, offset, pitch, rows)
 
-    def _import_bytes(self, view: memoryview, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
-        """`import_host` of flat bytes, on a device that is known to import."""
-        self.check_process()
-        size, limit = len(view), self.max_buffer_size
-        if size == 0:
-            return self.alloc(0)  # drivers refuse to import 0 bytes, and an empty buffer shares no bytes anyway
-        if limit is None or size <= limit:
-            return self._import(view)
-        detail = f"one buffer has at most {limit:,} bytes"
-        if max_tensor_size is None or max_tensor_size < 0:
-            raise AllocationError(self.name, size, None, f"{detail}; pass max_tensor_size for overlapping windows")
-        # Windows begin every `stride` bytes: each tensor begins in some window below `stride`, and so ends inside of
-        # it.
-        stride = (limit - max_tensor_size) // self.alignment * self.alignment
-        if stride <= 0 or stride * WINDOWS_PER_BUFFER < limit:
-            raise AllocationError(
-                self.name, size, None, f"{detail}, too few for windows that overlap by {max_tensor_size:,}"
-            )
-        starts = list(range(0, max(size - max_tensor_size, 1), stride))
-        windows: list[Buffer] = []
-        try:
-            for start in starts:
-                windows.append(self._import(view[start : start + limit]))  # noqa: PERF401 - freed on failure
-        except BaseException:
-            for window in windows:
-                window.free()
-            raise
-        return MultiBuffer(windows, starts)
+    def _download_2d(self, mem: Handle, offset: int, pitch: int, out: Rows) -> None:
+        """Read rows of bytes: the counterpart of ``_upload_2d``. Default: by ``_download``."""
+        download_rows(self._download, mem, offset, pitch, out)
 
-    def _import(self, view: memoryview) -> Buffer:
-        try:
-            handle = self._import_host(view)
-        except MemoryError as error:
-            if isinstance(error, AllocationError):
-                raise
-            raise AllocationError(self.name, len(view), None, str(error)) from error
-        # The view is kept and not just its object: a mapping with an exported view cannot be closed.
-        return Buffer(self.default_buffer_type, handle, len(view), owner=view, readonly=view.readonly)
-
-    def import_dlpack(self, array: Any) -> tuple[Buffer, DType, Shape]:
-        """A read-only buffer over another library's dense array in this device's memory, without copying.
+    def _put(self, mem: Handle, offset: int, dtype: DType, shape: Shape, array: Any, borrowed: bool) -> None:
+        """Write a whole dense array, so that a device that keeps arrays need not make one of bytes. Optional, with
+        ``_get``.
 
         Args:
-            array: an object with ``__dlpack__``, on the device ``dlpack_device``. The buffer keeps it alive.
-
-        Returns:
-            The buffer, and dtype and shape of the array.
-
-        Raises:
-            UnsupportedOpError: the device does not import arrays, or not one with this layout.
-            DTypeError: a dtype that opweave does not have.
-            Unavailable: see `check_process`.
+            array: a C-contiguous NumPy array of that dtype and shape (of quantized types the bytes), or an array in
+                this device's memory that ``_import_dlpack`` took.
+            borrowed: the array stays unchanged until the run for which it is written has ended, and may be used where
+                it lies. If not, it may be changed when this returns.
         """
-        self.check_process()
-        handle, dtype, shape = self._import_dlpack(array)
-        size = nbytes(shape, dtype)
-        return Buffer(self.default_buffer_type, handle, size, owner=array, readonly=True), dtype, shape
+        raise NotImplementedError
 
-    # --- work -------------------------------------------------------------------------------------------------------
+    def _get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> np.ndarray[Any, Any]:
+        """Read a whole dense array, which must not be written: it may show memory of the device."""
+        raise NotImplementedError
 
-    def open(self, *, worker: bool | str = False, **params: Any) -> Stream:
-        """A new stream.
+    def _bind_put(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[Any, bool], None]:
+        """A function of ``array`` and ``borrowed`` that calls ``_put`` and is called many times."""
+        return partial(self._put, mem, offset, dtype, shape)
 
-        Args:
-            worker: let a thread of its own do the work (`WorkerStream`), so that even a synchronous device computes
-                while the caller goes on.
-            params: parameters of the device, e.g. ``threads=2``.
+    def _bind_get(self, mem: Handle, offset: int, dtype: DType, shape: Shape) -> Callable[[], np.ndarray[Any, Any]]:
+        """A function that calls ``_get`` and is called many times."""
+        return partial(self._get, mem, offset, dtype, shape)
 
-        Raises:
-            TypeError: the device does not have such parameters.
-            Broken: the backend's ``_open`` returned something else than a stream like ``stream_class``.
-            Unavailable: see `check_process`.
+    def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
+        """Set ``size`` bytes from ``offset`` on to ``value`` (0 .. 255). Default: by uploads."""
+        fill_by_upload(self._upload, mem, offset, size, value)
+
+    def _copy(self, dst: Handle, dst_offset: int, src: Handle, src_offset: int, size: int) -> None:
+        """Copy within the device's memory. The ranges may overlap: the result is as if all bytes were read first.
+        Default: by way of the host."""
+        copy_by_host(self._upload, self._download, dst, dst_offset, src, src_offset, size)
+
+    def _import_host(self, data: memoryview) -> Handle:
+        """A handle over host bytes, which stay at their address until ``_free``; ``data`` may be read-only.
+
+        Raises ``UnsupportedOpError`` for bytes that the driver cannot use (alignment, read-only); callers then copy
+        them.
         """
-        self.check_process()
-        if str(worker).lower() not in ("", "0", "false"):
-            stream: Stream = WorkerStream(self.open(**params))
-            self._streams.add(stream)
-            add_queue(stream)
-            return stream
-        try:
-            stream = self._open(**params)
-        except TypeError as error:
-            if params:
-                raise TypeError(f"{self.name} does not take {', '.join(params)}: {error}") from error
-            raise
-        if not isinstance(stream, Stream):
-            raise Broken(f"{type(self).__name__}._open must return a Stream, not {stream!r}")
-        # Not compared: `fuse`, which may depend on a parameter; the scheduler looks at the stream itself.
-        if stream_caps(type(stream))._replace(fuse=False) != stream_caps(self.stream_class)._replace(fuse=False):
-            raise Broken(
-                f"{type(self).__name__}._open returned a {type(stream).__name__}, whose capabilities differ from those "
-                f"of stream_class = {self.stream_class.__name__}",
-                remedy=f"set stream_class = {type(stream).__name__} on the device",
-            )
-        stream.opened_with = params
-        self._streams.add(stream)
-        if stream.is_async:
-            add_queue(stream)
-        return stream
+        raise NotImplementedError
 
-    def synchronize(self) -> None:
-        """Wait for all streams of the device, then raise the first failure as `ExecutionError`, if there is one. Work
-        that was ended on purpose (`Cancelled`) is none: whoever waits for that work is told."""
-        streams = [s for s in list(self._streams) if not s.closed]
-        for stream in streams:
-            stream.settle()
-        for stream in streams:
-            failure = stream.failure
-            if failure is not None and not any(isinstance(reason, Cancelled) for reason in chain_of(failure)):
-                stream.synchronize()
+    def _import_dlpack(self, array: Any) -> tuple[Handle, DType, Shape]:
+        """A handle over another library's dense array in this device's memory, valid until ``_free``; dtype and shape
+        of the array. The device of the array is ``dlpack_device``."""
+        raise UnsupportedOpError(f"{self.name} does not import arrays of other libraries")
 
-    def why_not(self, step: Step) -> str | None:
-        """Why the device does not run an (unbound) step, or ``None`` if it does.
+    def _export_dlpack(self, mem: Handle, offset: int, dtype: DType, shape: Shape, strides: Strides) -> Any:
+        """An object with ``__dlpack__`` and ``__dlpack_device__`` over a part of this device's memory, which it keeps
+        alive. ``offset`` and ``strides`` are in bytes. Raises ``BufferError`` where that is not possible."""
+        raise BufferError(f"{self.name} does not export its memory to other libraries")
 
-        If the author's ``_why_not`` raises, the exception is the reason, and the step goes to another device. Sources
-        without elements are refused for every device but the host.
+    def _map(self, mem: Handle, offset: int, size: int) -> memoryview:
+        """Show ``size`` bytes of device memory as host memory until ``_unmap``."""
+        raise NotImplementedError
+
+    def _unmap(self, mem: Handle, view: memoryview) -> None:
+        """End a mapping. What was written to it is in the device's memory when this returns."""
+
+    def _address(self, mem: Handle) -> int | None:
+        """The numeric address of a handle, ``None`` if it has none. Default: that of integers and NumPy arrays.
+
+        Override it if handles are integers that are not addresses.
         """
-        if self.kind is not Kind.HOST and any(0 in src.shape for src in step.srcs):
-            return "a source has no elements; only the host runs such nodes"
-        try:
-            why = self._why_not(step)
-        except Exception as error:
-            return f"its check failed: {type(error).__name__}: {error}"
-        if why is None:
-            return self._refused_memory(step)
-        if isinstance(why, str):
-            return why
-        return f"its check gave {why!r}; _why_not returns a reason, or None for a step that the device runs"
-
-    def _refused_memory(self, step: Step) -> str | None:
-        """Which operand lies in a buffer type whose format no kernel of the device accepts, or ``None``."""
-        for i, arg in enumerate((step.out, *step.srcs)):
-            kind = arg.buffer_type
-            if kind is not None and kind is not self._default_type and not kind.is_raw:
-                if i == 0:
-                    return f"the output lies in {kind.name}, a format that kernels do not write"
-                if not self.reads(kind):
-                    return f"source {i - 1} lies in {kind.name}, a format that it does not read"
+        if isinstance(mem, int):
+            return mem
+        if isinstance(mem, np.ndarray):
+            return int(mem.__array_interface__["data"][0])
         return None
 
-    def ask_ahead(self, steps: Sequence[Step]) -> list[bool]:
-        """Ask about many (unbound) steps at once, where the author overrides ``_why_not_many``: single questions about
-        these take no time then. Returns for each step whether the device runs it; ``False`` for all if the author's
-        method raises, because the single questions then give the reason."""
-        try:
-            return [why is None for why in self._why_not_many(steps)]
-        except Exception:
-            return [False] * len(steps)
+    def _why_not(self, step: Step) -> str | None:
+        """Why the device does not run ``step``, or ``None`` if it does. Default: the answer of the kernel table. Called
+        with unbound args, once for each signature."""
+        return self.kernels.why_not(step)
 
-    def supports(self, step: Step) -> bool:
-        """Whether the device runs an (unbound) step."""
-        return self.why_not(step) is None
+    def _why_not_many(self, steps: Sequence[Step]) -> Sequence[str | None]:
+        """`_why_not` of many steps at once, for devices where a question takes long. Default: one after the other.
 
-    def offloads(self, step: Step) -> bool:
-        """Whether to run ``step`` here although its weights are in host memory and have to be copied for each run."""
-        return self._asked(self._offload, step, "saying whether to bring weights")
+        A device that overrides it is asked about all nodes of a graph at once when the graph is built; it should keep
+        what it learns, to answer the single questions that follow.
+        """
+        return [self._why_not(step) for step in steps]
 
-    def wants(self, step: Step) -> bool:
-        """Whether this device should run ``step`` instead of a device of lower priority that shares its memory."""
-        return self._asked(self._wants, step, "saying whether it wants a step")
+    def _reads(self, kind: BufferType) -> bool:
+        """Whether some kernel reads tensors in ``kind``, which overrides ``_init``. Default: as declared by the kernels
+        (``accepts``). Override it together with ``_why_not``, which then decides for each step."""
+        return self.kernels.reads(kind)
 
-    def inplace(self, step: Step) -> bool:
-        """Whether the output of ``step`` may be the same memory as one of its sources."""
-        return self._asked(self._inplace, step, "saying whether a kernel works in place")
+    def _inplace(self, step: Step) -> bool:
+        """Whether the output may be the same memory as a source. Default: as declared by the kernel."""
+        kernel = self.kernels.find(step)
+        return kernel is not None and kernel.inplace
 
-    def precision(self, step: Step) -> Precision:
-        """The precision in which the device computes ``step``; raises `Broken` where it is rougher than the step
-        allows."""
-        found = self._asked(self._precision, step, "saying in which precision it computes")
-        if not is_within(check_precision(found), step.precision):
-            raise Broken(f"{self.name} computes {step.op} in {found}, and {step.precision} is asked for")
-        return found
+    def _precision(self, step: Step) -> Precision:
+        """The precision in which the device computes ``step``, ``step.precision`` or finer. Default: as declared by the
+        kernel. Override it together with ``_why_not``."""
+        kernel = self.kernels.find(step)
+        return "exact" if kernel is None else kernel.precision
 
-    def _asked(self, hook: Callable[[Step], T], step: Step, doing: str) -> T:
-        try:
-            return hook(step)
-        except Exception as error:
-            raise_backend_failure(error, self.name, doing, step.op)
+    def _workspace(self, step: Step) -> int:
+        """Bytes of scratch memory that the kernel for ``step`` needs while it runs. Default: as declared by the
+        kernel."""
+        return self.kernels.workspace(step)
+
+    def _offload(self, step: Step) -> bool:
+        """Whether ``step`` is so much faster here that its weights should be copied from host memory for each run; see
+        `Offloading`."""
+        return False
+
+    def _wants(self, step: Step) -> bool:
+        """Whether to run ``step`` instead of a device of lower priority that shares the memory, e.g. because the step
+        is large."""
+        return False

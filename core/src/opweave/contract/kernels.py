@@ -17,9 +17,9 @@ from opweave.graph.opdef import OPS
 from opweave.graph.precision import PRECISIONS, Precision, check_precision, is_within
 
 if TYPE_CHECKING:
-    from opweave.contract.memory import BufferType
     from opweave.contract.step import Arg, Call, Group, Step
-    from opweave.contract.stream import Stream
+    from opweave.runtime.memory import BufferType
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Kernel", "KernelTable", "LayoutRule", "import_kernels", "needs_dense_output", "of_other_type"]
 

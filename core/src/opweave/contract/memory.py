@@ -1,41 +1,102 @@
-"""`BufferType`: a kind of memory of a device; and the bytes of any buffer as host memory (`mapped`).
+"""Memory: spaces and usages, and what the author of a special kind of memory implements (`BufferTypeHooks`).
 
-An author implements ordinary memory with four methods of `Device` (``_alloc _free _upload _download``) and subclasses
-`BufferType` only for special memory.
+Ordinary memory is implemented by four methods of the device (``_alloc _free _upload _download``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import enum
 from functools import cached_property, partial
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.discarding import reclaim, reclaim_all
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.rows import Rows, download_rows, upload_rows
-from opweave.contract.space import Handle, MemorySpace, Usage, round_up
-from opweave.errors import AllocationError, BoundsError, Broken, UnknownNameError, UnsupportedOpError
-from opweave.tracing import TRACE
+from opweave.contract.transfers import (
+    BOUNCE_BYTES,
+    Handle,
+    Rows,
+    copy_by_host,
+    download_rows,
+    fill_by_upload,
+    upload_rows,
+)
+from opweave.errors import Broken, LayoutError
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.contract.step import Call, Step
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
 
-__all__ = ["BOUNCE_BYTES", "BufferType", "check_sizes", "copy_by_host", "fill_by_upload", "mapped"]
+__all__ = ["HOST_SPACE", "BufferTypeHooks", "Handle", "MemorySpace", "Usage", "as_bytes", "round_up"]
 
 
-class BufferType:
-    """A kind of memory of a device. The base class is the device's ordinary memory.
+class Usage(enum.Enum):
+    """What a buffer is used for. A device may choose memory by it; the scheduler keeps work near weights."""
 
-    Subclass it for special memory (pinned, split over devices, repacked weights) and override the underscored methods
+    ANY = "any"
+    """Anything."""
+    WEIGHTS = "weights"
+    """Read-only leaves."""
+    COMPUTE = "compute"
+    """Inputs, temporaries and results."""
+
+
+class MemorySpace:
+    """A set of addresses. Two devices share memory when both can reach one space.
+
+    Attributes:
+        name: shown to people; spaces are compared by identity.
+        host: whether the process itself can read and write there.
+    """
+
+    __slots__ = ("__weakref__", "host", "name")
+
+    def __init__(self, name: str, *, host: bool = False) -> None:
+        self.name: Final = name
+        self.host: Final = host
+
+    def __repr__(self) -> str:
+        return f"<MemorySpace {self.name}>"
+
+
+HOST_SPACE: Final = MemorySpace("host", host=True)
+"""The memory of this process."""
+
+
+def round_up(n: int, to: int) -> int:
+    """The smallest multiple of ``to`` that is not below ``n``."""
+    return -(-n // to) * to
+
+
+def as_bytes(data: Any, *, writable: bool = False) -> memoryview:
+    """The bytes of any contiguous buffer-protocol object as a flat memoryview.
+
+    Raises:
+        LayoutError: ``data`` has no buffer, is not C-contiguous, or is read-only although ``writable`` is set.
+    """
+    if isinstance(data, np.ndarray):
+        if not data.flags.c_contiguous or (writable and not data.flags.writeable):
+            raise LayoutError(f"needs a C-contiguous{', writable' * writable} array, not strides {data.strides}")
+        try:
+            return data.data.cast("B")  # takes a fifth of the time
+        except (TypeError, ValueError):  # an array without elements, or of a type that Python does not have
+            return data.reshape(-1).view(np.uint8).data
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise LayoutError(f"needs an array or another object with a buffer, not {type(data).__name__}") from None
+    if not view.c_contiguous or (writable and view.readonly):
+        raise LayoutError(f"needs a contiguous{', writable' * writable} buffer, not {type(data).__name__}")
+    return view.cast("B")
+
+
+class BufferTypeHooks:
+    """A kind of memory of a device, as its author sees it. `opweave.contract.BufferType`, which has the finished
+    methods too, is the device's ordinary memory.
+
+    Subclass that for special memory (pinned, split over devices, repacked weights) and override the underscored methods
     that differ; the others call the methods of the device.
 
     - Pinned host memory: pass ``space=HOST_SPACE``, override ``_alloc`` and ``_free``; handles are arrays,
@@ -87,154 +148,11 @@ class BufferType:
     @cached_property
     def is_raw(self) -> bool:
         """Whether tensors are stored as they were uploaded. ``False`` for types that override ``_init``."""
-        return type(self)._init is BufferType._init
-
-    @cached_property
-    def is_host(self) -> bool:
-        """Whether the process can read and write tensors there directly."""
-        return self.space.host and self.is_raw
-
-    @cached_property
-    def is_typed(self) -> bool:
-        """Whether whole arrays are written and read by the device's ``_put`` and ``_get``."""
-        own = type(self)
-        plain = own._upload is BufferType._upload and own._download is BufferType._download and self.is_raw
-        return plain and self.device.caps.typed
-
-    @cached_property
-    def can_map(self) -> bool:
-        """Whether parts of its buffers can be mapped into host memory; see `mapped`."""
-        own = type(self)
-        if own._map is not BufferType._map:
-            return self.is_raw
-        plain = own._alloc is BufferType._alloc and own._upload is BufferType._upload and self.is_raw
-        return plain and self.device.caps.map
+        return type(self)._init is BufferTypeHooks._init
 
     def alloc_size(self, tensor: Tensor) -> int:
         """Bytes that ``tensor`` needs in this memory, including padding; not less than its packed size, the default."""
         return tensor.nbytes
-
-    def why_not(self, tensor: Tensor) -> str | None:
-        """Why the memory does not keep ``tensor``, or ``None`` if it does; by its author's ``_why_not``."""
-        return self._why_not(tensor.dtype, tensor.shape)
-
-    def check_tensor(self, tensor: Tensor) -> None:
-        """Raise `UnsupportedOpError` unless the memory keeps ``tensor``."""
-        why = self.why_not(tensor)
-        if why is not None:
-            raise UnsupportedOpError(f"{self.name} does not keep {tensor.describe()}: {why}")
-
-    def pays(self, step: Step, source: int) -> bool:
-        """Whether the scheduler should keep a read-only tensor here by itself, as a further copy, for ``step`` to read
-        it as its source of that number; by its author's ``_pays``."""
-        arg = step.srcs[source]
-        return self._why_not(arg.dtype, arg.shape) is None and self._pays(step, source)
-
-    def holds(self, usage: Usage) -> bool:
-        """Whether the memory is for this usage."""
-        return usage in self.usages or Usage.ANY in self.usages
-
-    def check_usage(self, usage: Usage) -> None:
-        """Raise `UnsupportedOpError` unless the memory is for this usage, `UnknownNameError` if it is no `Usage`."""
-        if not isinstance(usage, Usage):
-            members = [f"Usage.{member.name}" for member in Usage]
-            hint = f"(a usage is a member of opweave.Usage, not an object of type {type(usage).__name__})"
-            raise UnknownNameError("usage of memory", f"{usage!s:.60}", members, hint, listed=True)
-        if not self.holds(usage):
-            known = ", ".join(sorted(f"Usage.{u.name}" for u in self.usages))
-            raise UnsupportedOpError(f"{self.name} is memory for {known}, not for Usage.{usage.name}")
-
-    def alloc(self, size: int, usage: Usage = Usage.ANY) -> Buffer:
-        """A buffer of ``size`` bytes with undefined contents.
-
-        Raises:
-            AllocationError: the device has not enough free memory, or ``size`` is above ``max_size`` (see
-                `alloc_chunked`).
-            BoundsError: ``size`` is negative.
-            UnsupportedOpError: the memory is not for this usage.
-            UnknownNameError: ``usage`` is no `Usage`.
-            Broken: the author's ``_alloc`` returned an address that is not aligned.
-            Unavailable: this process was forked after the device was set up, and its driver does not survive that.
-        """
-        self.device.check_process()
-        if size < 0:
-            raise BoundsError(f"cannot allocate {size} bytes")
-        self.check_usage(usage)
-        self._check_max(size)
-        start = perf_counter_ns() if TRACE.listening else 0
-        reclaim()
-        try:
-            try:
-                handle = self._alloc(max(size, 1), usage)
-            except MemoryError:
-                if not reclaim_all(self.space):
-                    raise
-                handle = self._alloc(max(size, 1), usage)
-        except MemoryError as error:
-            if isinstance(error, AllocationError):
-                raise
-            raise self._allocation_error(size, str(error)) from error
-        if handle is None:
-            raise self._allocation_error(size, "its _alloc returned None")
-        buffer = Buffer(self, handle, size, usage)
-        if buffer.address is not None and buffer.address % self.alignment:
-            buffer.free()
-            raise Broken(
-                f"{self.name}: _alloc returned {buffer.address}, which is not an address aligned to {self.alignment}",
-                remedy="align it; if handles are integers that are not addresses, override _address to return None",
-            )
-        if TRACE.listening:
-            TRACE.emit(
-                "alloc", self.name, start, perf_counter_ns(), bytes=size, usage=usage.value, device=self.device.name
-            )
-        return buffer
-
-    def alloc_chunked(self, sizes: Sequence[int], usage: Usage = Usage.ANY) -> tuple[MultiBuffer, list[int]]:
-        """Memory for parts of the given sizes in bytes, in as few buffers as ``max_size`` allows.
-
-        Returns:
-            The buffers as one, and the offset of each part in it. No part lies across two buffers.
-
-        Raises:
-            AllocationError: the device has not enough free memory, or one part is above ``max_size``. Nothing stays
-                allocated.
-            BoundsError: a size is negative. Other errors as `alloc`.
-        """
-        chunks: list[int] = [0]
-        positions: list[tuple[int, int]] = []  # chunk and offset in it
-        for size in sizes:
-            if size < 0:
-                raise BoundsError(f"cannot allocate {size} bytes")
-            self._check_max(size)
-            at = round_up(chunks[-1], self.alignment)
-            if self.max_size is not None and chunks[-1] and at + size > self.max_size:
-                chunks.append(0)
-                at = 0
-            positions.append((len(chunks) - 1, at))
-            chunks[-1] = at + size
-        buffers: list[Buffer] = []
-        try:
-            for chunk in chunks:
-                buffers.append(self.alloc(chunk, usage))  # noqa: PERF401 - freed on failure
-        except BaseException:
-            for buffer in buffers:
-                buffer.free()
-            raise
-        whole = MultiBuffer(buffers)
-        return whole, [whole.starts[chunk] + at for chunk, at in positions]
-
-    def _check_max(self, size: int) -> None:
-        if self.max_size is not None and size > self.max_size:
-            raise self._allocation_error(size, f"one buffer has at most {self.max_size:,} bytes")
-
-    def _allocation_error(self, size: int, why: str) -> AllocationError:
-        try:
-            free, total = self.device.mem_info()
-        except Exception:
-            free = total = 0  # a failing query must not hide the failed allocation
-        if self.name != self.device.name:
-            why = f"{why} ({self.name})" if why else self.name
-        return AllocationError(self.device.name, size, free if total else None, why)
 
     # --- what a subclass may override -------------------------------------------------------------------------------
 
@@ -251,13 +169,13 @@ class BufferType:
         self.device._download(mem, offset, out)
 
     def _upload_2d(self, mem: Handle, offset: int, pitch: int, rows: Rows) -> None:
-        if type(self)._upload is BufferType._upload:
+        if type(self)._upload is BufferTypeHooks._upload:
             self.device._upload_2d(mem, offset, pitch, rows)
         else:
             upload_rows(self._upload, self._download, mem, offset, pitch, rows)
 
     def _download_2d(self, mem: Handle, offset: int, pitch: int, out: Rows) -> None:
-        if type(self)._download is BufferType._download:
+        if type(self)._download is BufferTypeHooks._download:
             self.device._download_2d(mem, offset, pitch, out)
         else:
             download_rows(self._download, mem, offset, pitch, out)
@@ -266,17 +184,17 @@ class BufferType:
     # subclass moves bytes differently, its `_upload` and `_download` are used instead.
 
     def _bind_upload(self, mem: Handle, offset: int, data: memoryview) -> Call:
-        if type(self)._upload is BufferType._upload:
+        if type(self)._upload is BufferTypeHooks._upload:
             return self.device._bind_upload(mem, offset, data)
         return partial(self._upload, mem, offset, data)
 
     def _bind_download(self, mem: Handle, offset: int, out: memoryview) -> Call:
-        if type(self)._download is BufferType._download:
+        if type(self)._download is BufferTypeHooks._download:
             return self.device._bind_download(mem, offset, out)
         return partial(self._download, mem, offset, out)
 
     def _fill(self, mem: Handle, offset: int, size: int, value: int) -> None:
-        if type(self)._upload is BufferType._upload or not self.is_raw:
+        if type(self)._upload is BufferTypeHooks._upload or not self.is_raw:
             self.device._fill(mem, offset, size, value)
         else:
             fill_by_upload(self._upload, mem, offset, size, value)
@@ -284,7 +202,7 @@ class BufferType:
     def _copy(self, dst: Handle, dst_offset: int, src: Handle, src_offset: int, size: int) -> None:
         """Copy within this kind of memory. The ranges may overlap: the result is as if all bytes were read first."""
         own = type(self)
-        if own._upload is BufferType._upload and own._download is BufferType._download:
+        if own._upload is BufferTypeHooks._upload and own._download is BufferTypeHooks._download:
             self.device._copy(dst, dst_offset, src, src_offset, size)
         else:
             chunk = BOUNCE_BYTES if self.is_raw else size
@@ -337,64 +255,3 @@ def check_sizes(what: str, alignment: object, max_size: object) -> None:
         raise Broken(f"the alignment of {what} is {alignment!r}, not a power of two in bytes")
     if max_size is not None and (not isinstance(max_size, int) or max_size <= 0):
         raise Broken(f"the largest buffer of {what} has {max_size!r} bytes, not a positive number (None: no limit)")
-
-
-# --- fallbacks for any memory --------------------------------------------------------------------------------------
-
-BOUNCE_BYTES: Final = 8 << 20
-"""Largest number of bytes that a copy by way of the host moves at a time."""
-
-
-@contextmanager
-def mapped(buffer: Buffer, offset: int, size: int, *, write: bool = False) -> Iterator[memoryview]:
-    """Bytes ``offset .. offset + size`` as host memory within a ``with`` block.
-
-    Maps the memory if the device can do that. Otherwise the block sees a copy, which is written back at the end if
-    ``write`` is set and the block did not raise. Without ``write`` the bytes must not be changed.
-
-    Raises:
-        LifetimeError, BoundsError, HazardError: see `Buffer.check`.
-    """
-    buffer.check(offset, size, write=write)
-    kind = buffer.type
-    if kind.can_map and size:
-        view = kind._map(buffer.handle, offset, size)
-        try:
-            yield view
-        finally:
-            kind._unmap(buffer.handle, view)
-        return
-    scratch = np.empty(size, np.uint8)
-    buffer.download(offset, scratch)
-    yield scratch.data
-    if write:
-        buffer.upload(offset, scratch)
-
-
-def fill_by_upload(
-    upload: Callable[[Handle, int, memoryview], None], mem: Handle, offset: int, size: int, value: int
-) -> None:
-    """Set bytes to ``value`` by uploads of at most `BOUNCE_BYTES`."""
-    chunk = memoryview(bytes((value,)) * min(size, BOUNCE_BYTES))
-    for at in range(0, size, BOUNCE_BYTES):
-        upload(mem, offset + at, chunk[: size - at])
-
-
-def copy_by_host(
-    upload: Callable[[Handle, int, memoryview], None],
-    download: Callable[[Handle, int, memoryview], None],
-    dst: Handle,
-    dst_offset: int,
-    src: Handle,
-    src_offset: int,
-    size: int,
-    chunk: int = BOUNCE_BYTES,
-) -> None:
-    """Copy bytes by downloads and uploads of ``chunk`` bytes. Ranges of one memory may overlap."""
-    scratch = memoryview(bytearray(min(size, chunk)))
-    starts = range(0, size, chunk)
-    # Backwards if the target lies behind the source, so that no chunk is overwritten before it is read.
-    for at in reversed(starts) if dst_offset > src_offset else starts:
-        part = scratch[: size - at]
-        download(src, src_offset + at, part)
-        upload(dst, dst_offset + at, part)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
 from opweave.errors import LifetimeError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
-    from opweave.contract.memory import BufferType
     from opweave.contract.workspace import Scratch
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.memory import BufferType
 
 __all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step", "first_equals"]
 
@@ -208,7 +208,7 @@ class Group(NamedTuple):
         scratch: that memory, a u8 operand; ``None`` until memory is planned, or if ``workspace`` is 0.
         nodes: the nodes that the steps compute, for messages; empty where there is no graph.
 
-    The rest is listed by the core for streams that fuse (`opweave.contract.listing`), once there is memory. Operands
+    The rest is listed by the core for streams that fuse (`opweave.runtime.listing`), once there is memory. Operands
     are dense and do not overlap; each covers all windows of its bytes that steps use.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.space import round_up
+from opweave.contract.memory import round_up
 from opweave.contract.step import Arg
 from opweave.errors import LifetimeError, OpweaveError
 from opweave.graph.dtypes import DType, as_dtype

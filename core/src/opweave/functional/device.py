@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from opweave.contract.device import Device
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 from opweave.contract.step import Arg
 from opweave.errors import Broken, UnsupportedOpError, raise_backend_failure
 from opweave.functional.memory import ArrayMemory
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import is_dense, nbytes, span
 from opweave.host.memory import host_memory_info
+from opweave.runtime.device import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from opweave.graph.layout import Shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from opweave.contract.buffer import Buffer
     from opweave.graph.shards import Shards
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
 
 __all__ = ["Leaf", "LeafKind", "Location", "Placement", "Spec"]
 

@@ -28,9 +28,9 @@ from opweave.graph.scope import SCOPE
 if TYPE_CHECKING:
     from types import CodeType
 
-    from opweave.contract.memory import BufferType
     from opweave.graph.opdef import OpDef
     from opweave.graph.precision import Precision
+    from opweave.runtime.memory import BufferType
 
 __all__ = ["Signature", "Tensor", "as_tensor", "constant", "input", "new_leaf", "node", "view_node"]
 

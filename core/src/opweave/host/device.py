@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.contract.backend import Backend
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
+from opweave.contract.device import Kind
 from opweave.contract.kernels import Kernel, KernelTable
-from opweave.contract.stream import Stream
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory, NumPyMemory
+from opweave.runtime.device import Device
+from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Group, Step

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.space import HOST_SPACE
+from opweave.contract.memory import HOST_SPACE
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
 
 __all__ = ["PinnedMemory"]
 

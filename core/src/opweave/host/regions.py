@@ -13,8 +13,8 @@ from opweave.contract.step import Arg
 from opweave.errors import LayoutError
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.stream import Stream
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Rectangles", "download", "rectangles", "upload"]
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.memory import BufferType
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 from opweave.errors import LayoutError
 from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.memory import BufferType
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType

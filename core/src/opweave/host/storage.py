@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.copying import copy_bytes
-from opweave.contract.memory import BOUNCE_BYTES, mapped
 from opweave.contract.step import Arg
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
+from opweave.contract.transfers import BOUNCE_BYTES
 from opweave.errors import DTypeError, LayoutError, LifetimeError, ShapeError
 from opweave.graph.layout import dense_strides
+from opweave.runtime.buffer import Buffer
+from opweave.runtime.stream import Stream
+from opweave.runtime.transfers import copy_bytes, mapped
+from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call

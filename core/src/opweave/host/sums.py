@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
 from opweave.errors import raise_backend_failure
+from opweave.runtime.stream import Stream
+from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.contract.collectives import CollectiveKind, Collectives

@@ -6,12 +6,12 @@ The functions here are the methods of the process's `Registry`, ``REGISTRY``. Wo
 
 from typing import Any, Final
 
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
 from opweave.errors import SchedulerError
 from opweave.registry.hooks import hookimpl
 from opweave.registry.records import Diagnosis, FileFormat, PluginRecord, State, UnusableDevice
 from opweave.registry.registry import Registry
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
 
 __all__ = [
     "REGISTRY", "Diagnosis", "FileFormat", "PluginRecord", "Registry", "State", "UnusableDevice", "backend",

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from opweave.contract.backend import Backend
-from opweave.contract.device import Device
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
 from opweave.host.device import HostBackend
 from opweave.registry import discovery, loading
 from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
 from opweave.registry.records import LoadedBackend, Plugin, State
+from opweave.runtime.device import Device
 
 __all__ = ["Catalog", "once_per_hardware", "preferred"]
 

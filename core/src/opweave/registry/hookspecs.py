@@ -13,10 +13,10 @@ from pluggy import HookspecMarker
 
 if TYPE_CHECKING:
     from opweave.contract.backend import Backend
-    from opweave.contract.device import Device
     from opweave.graph.opdef import OpDef
     from opweave.registry.records import Diagnosis, FileFormat
     from opweave.registry.registry import Registry
+    from opweave.runtime.device import Device
     from opweave.scheduler.place.strategy import Strategy
 
 hookspec = HookspecMarker("opweave")

@@ -15,11 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from opweave.contract.backend import Backend
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
+from opweave.contract.device import Kind
 from opweave.contract.kernels import KernelTable
-from opweave.contract.space import MemorySpace
-from opweave.contract.stream import Stream
+from opweave.contract.memory import MemorySpace
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
 from opweave.registry.discovery import requirements, version_of
@@ -27,6 +25,8 @@ from opweave.registry.isolation import IMPORT_SECONDS, Guard, Loading, TookTooLo
 from opweave.registry.measured import load_tunables
 from opweave.registry.naming import canonical, check_name, device_names, key
 from opweave.registry.records import LoadedBackend, Plugin, State, UnusableDevice
+from opweave.runtime.device import Device
+from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.host.cache import FileCache
+    from opweave.runtime.device import Device
 
 __all__ = ["FOLDER", "cache", "key_of", "load_tunables", "store_tunables"]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from opweave.contract.backend import Backend
-    from opweave.contract.device import Device
     from opweave.graph.opdef import OpDef
+    from opweave.runtime.device import Device
 
 __all__ = [
     "Diagnosis", "FileFormat", "LoadedBackend", "Plugin", "PluginRecord", "State", "UnusableDevice", "format_of",

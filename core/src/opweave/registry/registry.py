@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
-from opweave.contract.discarding import reclaim
+from opweave.contract.device import Kind
 from opweave.errors import LifetimeError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog, once_per_hardware, preferred
@@ -19,9 +17,11 @@ from opweave.registry.hooks import Hooks
 from opweave.registry.isolation import lock_of
 from opweave.registry.naming import key, parse_spec
 from opweave.registry.records import Diagnosis, FileFormat, LoadedBackend, Plugin, PluginRecord, State, format_of
+from opweave.runtime.device import Device
+from opweave.runtime.reclaim import reclaim
 
 if TYPE_CHECKING:
-    from opweave.contract.stream import Stream
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Registry"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Typ
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.space import CHANGES
 from opweave.contract.step import Arg
 from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
+from opweave.runtime.buffer import Buffer
+from opweave.runtime.space import CHANGES
 from opweave.scheduler.compile.placements import Placements
 from opweave.scheduler.compile.reuse import EarlierProgram
 from opweave.scheduler.plan.allocate import MemoryUse, allocate, memory_use
@@ -28,8 +28,8 @@ from opweave.scheduler.run.executor import Executor
 from opweave.scheduler.run.runs import ProgramState
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.futures import Future
+    from opweave.runtime.device import Device
     from opweave.scheduler.compile.lower import Show
     from opweave.scheduler.compile.run_list import RunList
     from opweave.scheduler.compile.template import Template

@@ -12,10 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, overload
 
 from opweave import registry
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.stream import Stream
+from opweave.contract.device import Kind
 from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled, simulated_error
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
@@ -23,6 +20,9 @@ from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
+from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.compile.collector import COLLECTOR
 from opweave.scheduler.place.arguments import Outputs, Where, checked_options, checked_outputs, checked_placements

@@ -8,16 +8,15 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
 from opweave import registry
-from opweave.contract.device import Device
 from opweave.errors import BoundsError, LayoutError, SchedulerError
 from opweave.graph.leaf import Leaf
 from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import place_state, read_leaf, upload
+from opweave.runtime.device import Device
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.multibuffer import MultiBuffer
+    from opweave.runtime.buffer import Buffer, MultiBuffer
 
 __all__ = ["Sharded", "keep_values", "place_shards", "place_state_shards", "shards_of", "shares_by_device"]
 

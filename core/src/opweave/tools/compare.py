@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from opweave import registry
-from opweave.contract.device import Device
 from opweave.errors import Cancelled, OpweaveError, SchedulerError, UnsupportedOpError
 from opweave.graph.graph import Graph
 from opweave.graph.precision import PRECISIONS, Precision
@@ -17,6 +16,7 @@ from opweave.graph.tensor import Tensor, input
 from opweave.host.device import HostDevice
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Blocks, state, weights
+from opweave.runtime.device import Device
 from opweave.scheduler import Scheduler
 from opweave.scheduler.place.capabilities import Capabilities
 from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of, rebuilt

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError
 from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
 from opweave.graph.work import decisive_dtype, window_bytes, work
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
 from opweave.scheduler.explain.report import where
@@ -28,11 +28,11 @@ from opweave.tracing import TRACE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from opweave.contract.device import Device
-    from opweave.contract.memory import BufferType
     from opweave.contract.step import Call
-    from opweave.contract.stream import Stream
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
+    from opweave.runtime.memory import BufferType
+    from opweave.runtime.stream import Stream
     from opweave.scheduler.compile.run_list import Action, Feed, Fetch
     from opweave.scheduler.place.strategy import Predictor
     from opweave.scheduler.place.target import Target

@@ -7,7 +7,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.worker import WorkerStream
+from opweave.contract import WorkerStream
 from opweave.errors import OpweaveError
 from opweave.host.device import HostDevice
 from opweave_conformance.checklist import Check, Checklist, Mismatch, Subject, expect
@@ -16,8 +16,7 @@ from opweave_conformance.workload import Workload, long_enough
 if TYPE_CHECKING:
     import numpy as np
 
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.stream import Stream
+    from opweave.contract import Buffer, Stream
 
 __all__ = ["ROUNDS", "Bench", "StreamChecklist", "join_threads", "start_threads"]
 

@@ -18,8 +18,7 @@ from opweave_conformance.trial import Trial, overwritable, step_of, the_node
 from opweave_conformance.values import leaf_values
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.step import Step
+    from opweave.contract import Device, Step
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 

@@ -11,8 +11,7 @@ from opweave_conformance.check import generator
 from opweave_conformance.result import Result
 
 if TYPE_CHECKING:
-    from opweave.contract.backend import Backend
-    from opweave.contract.device import Device
+    from opweave.contract import Backend, Device
     from opweave.registry.records import PluginRecord
 
 __all__ = [

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.space import MemorySpace
+from opweave.contract import Kind, MemorySpace
 from opweave.host.device import ReferenceKernels
 
 __all__ = ["SeparateMemory"]

@@ -14,7 +14,7 @@ from opweave.graph.tensor import input as leaf
 from opweave.leaves import state, weights
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
 
 __all__ = ["MODELS", "LeafDevices", "Model"]
 

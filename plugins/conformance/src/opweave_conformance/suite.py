@@ -22,7 +22,7 @@ from opweave_conformance.result import Result
 from opweave_conformance.watch import HANGS, SECONDS, within
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.registry.registry import Registry
 
 __all__ = ["Item", "Suite"]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.plan import Plan
-from opweave.contract.space import round_up
-from opweave.contract.step import Arg, Group, Step
+from opweave.contract import Arg, Group, Plan, Step
+from opweave.contract.memory import round_up
 from opweave.graph.dtypes import bf16, u8
 from opweave.graph.graph import Graph
 from opweave.graph.layout import dense_strides
@@ -23,8 +22,7 @@ from opweave_conformance.result import Result
 from opweave_conformance.tolerances import limits
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.stream import Stream
+    from opweave.contract import Buffer, Stream
 
 __all__ = ["Trial", "overwritable", "step_of", "the_node"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from opweave_conformance.result import Result
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
 
 __all__ = ["HANGS", "SECONDS", "leave", "within"]
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from opweave import ops
-from opweave.contract.step import Arg, Group, Step
+from opweave.contract import Arg, Group, Step
 from opweave.graph.dtypes import as_dtype, u8
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
@@ -19,10 +19,7 @@ from opweave_conformance.checklist import expect, inapplicable
 from opweave_conformance.trial import step_of
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.device import Device
-    from opweave.contract.plan import Plan
-    from opweave.contract.stream import Stream
+    from opweave.contract import Buffer, Device, Plan, Stream
 
 __all__ = ["SECONDS", "Recipe", "Workload", "long_enough", "recipe_for"]
 

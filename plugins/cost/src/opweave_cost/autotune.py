@@ -21,7 +21,7 @@ from opweave_cost.step_times import note_steps
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.tensor import Tensor
     from opweave_cost.step_times import StepTimes
 

@@ -18,8 +18,7 @@ from opweave.graph.opdef import OPS
 from opweave.graph.work import decisive_dtype, work
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.space import MemorySpace
+    from opweave.contract import Device, MemorySpace
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision

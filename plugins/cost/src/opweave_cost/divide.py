@@ -23,7 +23,7 @@ from opweave_cost.place import live_bytes
 from opweave_cost.predict import predict
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.tensor import Tensor
     from opweave_cost.cluster import Cluster
     from opweave_cost.simulation import SimulatedDevice

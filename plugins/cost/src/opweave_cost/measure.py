@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.step import Arg, Group
+from opweave.contract import Arg, Group
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
 from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
@@ -26,9 +26,7 @@ from opweave.scheduler.place.target import Target, unbound_step
 from opweave_cost.cost_model import Curve, OpCost, Profile, measured_type
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.device import Device
-    from opweave.contract.stream import Stream
+    from opweave.contract import Buffer, Device, Stream
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
 

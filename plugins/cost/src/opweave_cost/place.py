@@ -21,7 +21,7 @@ from opweave_cost.predict import predict, queues, room_of
 from opweave_cost.store import profile
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.assign import Assignment

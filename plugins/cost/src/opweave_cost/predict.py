@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.space import round_up
-from opweave.contract.worker import WorkerStream
+from opweave.contract import Kind, WorkerStream
+from opweave.contract.memory import round_up
 from opweave.graph.layout import nbytes
 from opweave.host.cores import usable_cores
 from opweave.scheduler.place.strategy import Prediction
@@ -19,7 +18,7 @@ from opweave_cost.cost_model import CostModel
 from opweave_cost.store import profile
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition, Split, StorageView

@@ -10,7 +10,7 @@ from rich.text import Text
 from opweave import registry
 from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
-from opweave.contract.device import Device
+from opweave.contract import Device
 from opweave_cost.cost_model import Profile
 from opweave_cost.store import cache_folder, profile, tune
 

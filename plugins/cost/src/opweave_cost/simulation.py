@@ -8,10 +8,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
+from opweave.contract import Device, Kind, MemorySpace, Usage
 from opweave.contract.kernels import KernelTable
-from opweave.contract.space import MemorySpace, Usage
 from opweave.errors import SchedulerError, UnknownNameError, simulated_error
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.opdef import OPS
@@ -19,7 +17,7 @@ from opweave_cost.cost_model import ANY, LARGEST, Curve, OpCost, Profile
 from opweave_cost.store import profile
 
 if TYPE_CHECKING:
-    from opweave.contract.step import Step
+    from opweave.contract import Step
 
 __all__ = ["Link", "SimulatedDevice", "simulate"]
 

@@ -23,7 +23,7 @@ from opweave.scheduler.place.precision import rebuilt
 from opweave.tools.profile_run import step_times
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.target import Support, Target
 

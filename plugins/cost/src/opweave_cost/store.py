@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from opweave import registry
 from opweave.concurrency import Lock
-from opweave.contract.device import Device
+from opweave.contract import Device
 from opweave.registry.measured import cache, file_name, key_of, store_tunables
 from opweave_cost.cost_model import Profile
 

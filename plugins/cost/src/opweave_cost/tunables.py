@@ -11,9 +11,7 @@ from opweave_cost.measure import Bound, seconds_of_step
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from opweave.contract.device import Device
-    from opweave.contract.stream import Stream
-    from opweave.contract.tunable import Tunable
+    from opweave.contract import Device, Stream, Tunable
     from opweave.graph.tensor import Tensor
     from opweave_cost.measure import Progress
 

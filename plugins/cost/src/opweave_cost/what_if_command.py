@@ -22,7 +22,7 @@ from opweave_cost.divide import what_if
 from opweave_cost.step_times import measure_nodes
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.graph.tensor import Tensor
 
 __all__ = ["show_what_if"]

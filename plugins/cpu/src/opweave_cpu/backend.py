@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from opweave.contract import Arg, Backend, Call, CollectiveSupport, Device, Stream
+from opweave.contract import Arg, Backend, Call, CollectiveSupport, Device, Stream, check_threads
 from opweave.contract.collectives import CollectiveKind
-from opweave.contract.parameters import check_threads
 from opweave.errors import Broken
 from opweave.graph.dtypes import DType
 from opweave.host.sums import Gathering, Sum

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from opweave.contract import BufferType, Caps, Kind, Limit, MemorySpace, Stream, Tunable
+from opweave.contract import BufferType, Caps, Kind, Limit, MemorySpace, Stream, Tunable, check_threads
 from opweave.contract.kernels import import_kernels
-from opweave.contract.parameters import check_threads
 from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.host.processor import cpu_name
 from opweave.host.threads import ThreadPool

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from opweave.contract.stream import ARTEFACTS_KEPT
 from opweave.host.cores import usable_cores
 from opweave.host.processor import cpu_name
 from opweave.registry import Diagnosis
+from opweave.runtime.stream import ARTEFACTS_KEPT
 from opweave.tools.doctor import threads_diagnosis
 from opweave_cpu.hardware import instruction_sets
 from opweave_cpu.jit.compiler import target, why_not

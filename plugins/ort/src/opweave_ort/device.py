@@ -7,8 +7,7 @@ from typing import Any
 
 import onnxruntime
 
-from opweave.contract import BufferType, Step, Stream
-from opweave.contract.offloading import flops
+from opweave.contract import BufferType, Step, Stream, flops
 from opweave.errors import Unavailable
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory

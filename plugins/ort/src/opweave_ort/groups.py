@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 import onnxruntime
 
-from opweave.contract import Arg, Call, Group, Step
-from opweave.contract.offloading import flops
+from opweave.contract import Arg, Call, Group, Step, flops
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.layout import Shape, dense_strides, nbytes

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import onnxruntime
 
-from opweave.contract.parameters import check_threads
+from opweave.contract import check_threads
 from opweave.errors import Unavailable
 from opweave.host.cores import usable_cores
 from opweave.host.threads import ThreadPool, pool_of

@@ -49,7 +49,7 @@ class TorchBackend(Backend):
         Raises:
             PluginError: ``n`` is no positive whole number.
         """
-        from opweave.contract.parameters import check_threads
+        from opweave.contract import check_threads
         from opweave_torch.options import THREADS
 
         THREADS.default = None if n is None else check_threads(n)

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from opweave.contract import BufferType, Kind, Limit, Step, Stream, Tunable
-from opweave.contract.offloading import flops
+from opweave.contract import BufferType, Kind, Limit, Step, Stream, Tunable, flops
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
+from opweave.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
     from opweave.scheduler.place.target import Target

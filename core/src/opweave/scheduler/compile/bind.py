@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.space import HOST_SPACE
+from opweave.contract.memory import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
 from opweave.leaf_memory import place_state, repack, upload, upload_plain
+from opweave.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.space import MemorySpace
+    from opweave.contract.memory import MemorySpace
     from opweave.graph.leaf import Location, Placement
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
     from opweave.scheduler.compile.arena import Arena, Lease
     from opweave.scheduler.compile.reuse import EarlierProgram
     from opweave.scheduler.place.target import Target

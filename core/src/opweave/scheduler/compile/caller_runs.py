@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.worker import WorkerStream
 from opweave.processors import current_processor
+from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
-    from opweave.contract.stream import Stream
+    from opweave.runtime.stream import Stream
     from opweave.scheduler.compile.run_list import Fetch
 
 __all__ = ["CallerRuns", "caller_runs"]

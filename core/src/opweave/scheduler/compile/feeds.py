@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.stream import Stream
+from opweave.runtime.stream import Stream
 from opweave.scheduler.plan.splits import StorageView
 
 if TYPE_CHECKING:

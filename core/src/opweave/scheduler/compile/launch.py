@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.stream import Stream
 from opweave.host.storage import array_shape
+from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.run_list import CallList
 from opweave.scheduler.plan.splits import StorageView
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.listing import listed
 from opweave.contract.step import Arg
 from opweave.graph.layout import dense_strides, nbytes
+from opweave.runtime.listing import listed
 from opweave.scheduler.plan.allocate import lifetimes
 
 if TYPE_CHECKING:

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.contract.plan import Plan
 from opweave.contract.step import Group
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense, nbytes
@@ -31,6 +28,9 @@ from opweave.host.storage import (
     bind_selected_copy,
     bind_write,
 )
+from opweave.runtime.plan import Plan
+from opweave.runtime.stream import Stream
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.bind import operands
 from opweave.scheduler.compile.caller_runs import caller_runs
 from opweave.scheduler.compile.feeds import read_in_place
@@ -42,10 +42,10 @@ from opweave.scheduler.plan.fuse import bound_step
 from opweave.scheduler.plan.splits import StorageView
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.event import Event
     from opweave.contract.step import Arg, Call
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.event import Event
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.listing import Lister
     from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot

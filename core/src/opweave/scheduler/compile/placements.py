@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from operator import is_
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.space import CHANGES
+from opweave.runtime.space import CHANGES
 
 if TYPE_CHECKING:
-    from opweave.contract.space import Usage
+    from opweave.contract.memory import Usage
     from opweave.graph.leaf import Location
     from opweave.graph.tensor import Tensor
 

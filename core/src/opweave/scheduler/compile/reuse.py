@@ -14,8 +14,8 @@ from functools import cached_property
 from operator import is_
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
+from opweave.runtime.stream import Stream
+from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call

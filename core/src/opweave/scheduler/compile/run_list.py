@@ -24,12 +24,12 @@ from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted
 
 if TYPE_CHECKING:
-    from opweave.contract.event import Event
-    from opweave.contract.plan import Plan
     from opweave.contract.step import Call
-    from opweave.contract.stream import Stream
-    from opweave.contract.worker import WorkerStream
     from opweave.graph.leaf import Leaf
+    from opweave.runtime.event import Event
+    from opweave.runtime.plan import Plan
+    from opweave.runtime.stream import Stream
+    from opweave.runtime.worker import WorkerStream
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.caller_runs import CallerRuns
     from opweave.scheduler.place.target import Target

@@ -15,8 +15,8 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from opweave.contract.memory import BufferType
 from opweave.graph.graph import Graph, check_self_overlap, overlapping_leaves
+from opweave.runtime.memory import BufferType
 from opweave.scheduler.compile.operands import Operands, pick
 from opweave.scheduler.place.assign import Assignment
 from opweave.scheduler.place.capabilities import ask_repacked, whole_sources

@@ -6,13 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from opweave import registry
-from opweave.contract.capabilities import Kind
-from opweave.contract.space import HOST_SPACE
+from opweave.contract.device import Kind
+from opweave.contract.memory import HOST_SPACE
 from opweave.scheduler.place.target import unbound_step
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
     from opweave.scheduler.plan.splits import Partition
 
 __all__ = ["remarks"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from opweave.contract.worker import WorkerStream
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.explain.page import Report, page
 from opweave.scheduler.place.assign import CAUSES
 from opweave.scheduler.plan.allocate import MemoryUse, lifetimes

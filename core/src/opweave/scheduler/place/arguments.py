@@ -8,12 +8,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.stream import Stream
 from opweave.errors import HazardError, SchedulerError
 from opweave.graph.leaf import Placement
 from opweave.graph.tensor import Tensor
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
+from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from opweave.scheduler.place.strategy import Strategy

@@ -24,18 +24,18 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
+from opweave.contract.device import Kind
+from opweave.runtime.device import Device
 from opweave.scheduler.place.capabilities import Capabilities
 from opweave.scheduler.place.target import Target
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.space import MemorySpace
+    from opweave.contract.memory import MemorySpace
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Leaf, Location, Placement
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
     from opweave.scheduler.place.memory import PlacedMemory
 
 __all__ = ["CAUSES", "Assignment", "assign", "target_at"]

@@ -7,19 +7,19 @@ from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.space import Usage
+from opweave.contract.device import Kind
+from opweave.contract.memory import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Signature
 from opweave.scheduler.place.target import Support, Target, unbound_step
 
 if TYPE_CHECKING:
-    from opweave.contract.memory import BufferType
     from opweave.contract.step import Step
     from opweave.graph.leaf import Leaf
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.memory import BufferType
 
 __all__ = ["Capabilities", "ask_repacked", "at_precision", "whole_sources"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
     from opweave.graph.leaf import Location, Placement
     from opweave.graph.tensor import Signature, Tensor
+    from opweave.runtime.buffer import Buffer
     from opweave.scheduler.place.capabilities import Capabilities
     from opweave.scheduler.place.target import Target
 

@@ -14,10 +14,10 @@ from opweave.packages import pip_install
 from opweave.scheduler.place.assign import Assignment, assign
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
     from opweave.graph.graph import Graph
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.allocate import MemoryUse

@@ -9,13 +9,9 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.space import Usage
+from opweave.contract.device import Kind
+from opweave.contract.memory import Usage
 from opweave.contract.step import Arg, Step
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
 from opweave.errors import SchedulerError
 from opweave.graph.dtypes import bf16
 from opweave.graph.graph import Graph
@@ -23,18 +19,22 @@ from opweave.graph.layout import dense_strides, is_dense
 from opweave.graph.precision import is_within
 from opweave.graph.tensor import Tensor
 from opweave.host.device import HostDevice
+from opweave.runtime.device import Device
+from opweave.runtime.memory import BufferType
+from opweave.runtime.stream import Stream
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.place.arguments import Where, repack_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from opweave.contract.step import Choice
-    from opweave.contract.submission import Submission
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor, Window
     from opweave.host.threads import ThreadPool
+    from opweave.runtime.submission import Submission
 
 __all__ = [
     "HostTarget",

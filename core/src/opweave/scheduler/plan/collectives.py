@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract.collectives import Collectives, CollectiveSupport
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense
 from opweave.graph.precision import takes_precision
+from opweave.runtime.stream import Stream
+from opweave.runtime.worker import WorkerStream
 from opweave.sharding.values import Collective, Links
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from operator import and_, attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.step import Arg, Single, Step
-from opweave.contract.stream import Stream
 from opweave.graph.graph import location_of, overlapping_leaves
+from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel

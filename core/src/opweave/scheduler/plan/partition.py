@@ -18,9 +18,9 @@ from opweave.scheduler.plan.splits import Copy, Partition, Split, SplitStep, Sto
 from opweave.scheduler.plan.storages import Storages
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
     from opweave.graph.dtypes import DType
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target

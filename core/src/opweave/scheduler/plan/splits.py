@@ -14,13 +14,13 @@ from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
 
 if TYPE_CHECKING:
     from opweave.contract.collectives import CollectiveKind, Collectives
-    from opweave.contract.device import Device
-    from opweave.contract.memory import BufferType
-    from opweave.contract.space import MemorySpace
+    from opweave.contract.memory import MemorySpace
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.device import Device
+    from opweave.runtime.memory import BufferType
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.strategy import Prediction

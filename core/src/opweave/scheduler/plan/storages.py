@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract.memory import BufferType
-from opweave.contract.space import HOST_SPACE, MemorySpace
+from opweave.contract.memory import HOST_SPACE, MemorySpace
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import new_leaf
+from opweave.runtime.memory import BufferType
 from opweave.scheduler.plan.splits import StorageView
 
 if TYPE_CHECKING:

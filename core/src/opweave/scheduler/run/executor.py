@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import numpy as np
 
 from opweave.concurrency import Lock, Worker
-from opweave.contract.space import WORKING
-from opweave.contract.submission import Submission
-from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError
 from opweave.graph.tensor import Tensor
 from opweave.lifecycle import INHERITED, keep_forever, notify_after_fork, start_exit_thread
+from opweave.runtime.space import WORKING
+from opweave.runtime.submission import Submission
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.run_list import Action, Feed, RunList, fitted, snapshot
 from opweave.scheduler.run.runs import ProgramState, Run, RunsInFlight
 from opweave.tracing import TRACE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from opweave.contract.plan import StepError
-from opweave.contract.worker import WorkerStream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, chain_of
+from opweave.runtime.plan import StepError
+from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor

@@ -10,9 +10,9 @@ from opweave.host.storage import bind_read
 if TYPE_CHECKING:
     import numpy as np
 
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.device import Device
     from opweave.contract.step import Arg
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.device import Device
 
 __all__ = ["ObservedValue"]
 

@@ -7,13 +7,13 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from opweave.contract.worker import WorkerStream
+from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.run_list import CallList
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
-    from opweave.contract.submission import Submission
+    from opweave.runtime.submission import Submission
     from opweave.scheduler.compile.run_list import Action, RunList
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.run.runs import ProgramState

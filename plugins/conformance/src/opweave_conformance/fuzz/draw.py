@@ -18,7 +18,7 @@ import numpy as np
 
 import opweave as ow
 from opweave import ops
-from opweave.contract.device import Device
+from opweave.contract import Device
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph

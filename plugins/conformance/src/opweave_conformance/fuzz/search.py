@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from opweave.contract.device import Device
+from opweave.contract import Device
 from opweave.graph.opdef import OPS
 from opweave_conformance.fuzz.draw import LENGTHS, draw
 from opweave_conformance.fuzz.example import Example, NodeEntry, script

@@ -21,7 +21,7 @@ from opweave_conformance.graphs import MODELS, LeafDevices, Model
 from opweave_conformance.tolerances import Limits, limits
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.scheduler import Program
 
 __all__ = ["CHECKS", "checks_with"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.contract.collectives import CollectiveKind, Collectives
-from opweave.contract.space import Usage
+from opweave.contract import Collectives, Usage
+from opweave.contract.collectives import CollectiveKind
 from opweave.errors import Unavailable
 from opweave.graph.dtypes import DType, bf16, f16, f32, f64, i32
 from opweave.host.storage import dense_arg
@@ -17,9 +17,7 @@ from opweave.host.sums import bind_collective
 from opweave_conformance.checklist import Checklist, Subject, expect, expect_equal, inapplicable
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.step import Arg
-    from opweave.contract.stream import Stream
+    from opweave.contract import Arg, Device, Stream
 
 __all__ = ["CHECKS"]
 

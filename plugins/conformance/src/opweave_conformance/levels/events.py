@@ -6,9 +6,7 @@ import time
 from functools import partial
 from typing import Final
 
-from opweave.contract.event import Event
-from opweave.contract.stream import Stream
-from opweave.contract.worker import WorkerStream
+from opweave.contract import Event, Stream, WorkerStream
 from opweave_conformance.bench import ROUNDS, Bench, StreamChecklist, join_threads, start_threads
 from opweave_conformance.checklist import expect
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave import ops
-from opweave.contract.plan import Plan
-from opweave.contract.step import Call
-from opweave.contract.stream import Stream
+from opweave.contract import Call, Plan, Stream
 from opweave.errors import AllocationError, ExecutionError, chain_of
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
@@ -29,7 +27,7 @@ from opweave_conformance.levels.faults import Planted
 from opweave_conformance.trial import step_of
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
+    from opweave.contract import Device
     from opweave.scheduler import Program
 
 __all__ = ["CHECKS"]

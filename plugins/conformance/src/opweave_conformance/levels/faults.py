@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from opweave.contract.step import Call
-from opweave.contract.stream import Stream
+from opweave.contract import Call, Stream
 from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError, chain_of
 from opweave_conformance.bench import Bench, StreamChecklist, join_threads, start_threads
 from opweave_conformance.checklist import Mismatch, expect, expect_raises, inapplicable
@@ -81,7 +80,7 @@ def _expect_refused(uses: Uses, when: str) -> None:
 @stream("raised")
 def _(bench: Bench) -> None:
     """A call that raises in the middle of a plan is reported with its exception and the step's number."""
-    from opweave.contract.plan import StepError
+    from opweave.contract import StepError
 
     queue, task = bench.with_long_task()
     bench.feed(task)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
+from opweave.contract import Device, Kind
 from opweave.errors import LifetimeError, OpweaveError
 from opweave.registry.naming import device_names, key
 from opweave.registry.records import State

@@ -16,9 +16,7 @@ from opweave_conformance.trial import Trial, step_of, the_node
 from opweave_conformance.values import leaf_values
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.step import Step
-    from opweave.contract.stream import Stream
+    from opweave.contract import Device, Step, Stream
     from opweave.graph.tensor import Tensor
     from opweave_conformance.case import Case
 

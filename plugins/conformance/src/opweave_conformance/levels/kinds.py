@@ -8,9 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.contract.capabilities import Kind
-from opweave.contract.memory import BufferType
-from opweave.contract.space import Usage
+from opweave.contract import BufferType, Kind, Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import QUANTIZED, as_dtype

@@ -10,12 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.device import Device
-from opweave.contract.memory import BufferType
-from opweave.contract.multibuffer import MultiBuffer
-from opweave.contract.space import Usage
-from opweave.contract.step import Arg, Step
+from opweave.contract import Arg, Buffer, BufferType, Device, MultiBuffer, Step, Usage
 from opweave.errors import LifetimeError
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import input as leaf

@@ -9,9 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave import ops
-from opweave.contract.capabilities import Kind
-from opweave.contract.device import Device
-from opweave.contract.step import Arg, Step
+from opweave.contract import Arg, Device, Kind, Step
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor

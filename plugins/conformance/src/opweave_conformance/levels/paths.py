@@ -9,8 +9,7 @@ from functools import partial
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from opweave.contract.device import Device
-from opweave.contract.step import Step
+from opweave.contract import Device, Step
 from opweave.contract.tunable import limits_read
 from opweave.errors import OpweaveError
 from opweave.graph.opdef import OPS

@@ -16,9 +16,7 @@ from opweave_conformance.checklist import Mismatch, expect, expect_equal, inappl
 from opweave_conformance.companions import SeparateMemory
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.device import Device
-    from opweave.contract.stream import Stream
+    from opweave.contract import Buffer, Device, Stream
     from opweave_conformance.workload import Workload
 
 __all__ = ["CHECKS"]

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.contract.buffer import Buffer
-from opweave.contract.memory import mapped
+from opweave.contract import Buffer, mapped
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
 from opweave.host.device import HostDevice
 from opweave.host.storage import copy_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from opweave.contract import Buffer
-from opweave.contract.memory import BOUNCE_BYTES
+from opweave.contract.transfers import BOUNCE_BYTES
 from opweave.errors import FormatError
 from opweave_remote.codecs import unpack
 from opweave_remote.wire import Kind, encode_again

@@ -13,11 +13,11 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Arg, Device, Step, Stream
-from opweave.contract import discarding as module
 from opweave.contract.kernels import KernelTable
 from opweave.errors import AllocationError
 from opweave.graph.dtypes import as_dtype
 from opweave.host import HostBackend
+from opweave.runtime import reclaim as module
 
 F32 = as_dtype("f32")
 SECONDS = 10

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opweave.errors import ExecutionError, OpweaveError
 
 if TYPE_CHECKING:
-    from opweave.contract.stream import Stream
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Epoch", "Event"]
 

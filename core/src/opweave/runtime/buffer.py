@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from sys import is_finalizing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,23 +16,29 @@ from weakref import ref
 
 import numpy as np
 
-from opweave.contract.discarding import discard, reclaim
-from opweave.contract.rows import as_rows, rows_in
-from opweave.contract.space import CHANGES, Handle, Usage, as_bytes, settle
+from opweave.contract.memory import Handle, Usage, as_bytes
+from opweave.contract.transfers import as_rows, rows_in
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
 from opweave.graph.leaf import Placement
 from opweave.lifecycle import INHERITED
+from opweave.runtime.reclaim import discard, reclaim
+from opweave.runtime.space import CHANGES, settle
 from opweave.tracing import TRACE
+
+if TYPE_CHECKING:
+    from opweave.contract.memory import Usage
+
+__all__ = ["Buffer", "MultiBuffer"]
 
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from opweave.contract.memory import BufferType
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.memory import BufferType
 
     class Dependent(Protocol):
         """Something that uses a buffer and cannot run without it: a `Plan`, a run list of the scheduler.
@@ -47,9 +55,6 @@ if TYPE_CHECKING:
         def _invalidate(self, why: str) -> None: ...
         def _refresh(self, token: object) -> None: ...
         def _give_up(self) -> None: ...
-
-
-__all__ = ["Buffer"]
 
 
 class Buffer:
@@ -475,3 +480,84 @@ class Buffer:
             self.free(wait=False)
         except Exception:
             self._freed = True
+
+
+class MultiBuffer:
+    """Several buffers addressed as one, where a device cannot allocate or import enough bytes at once.
+
+    Windows over one mapping may overlap; a range is then found in the last window that contains all of it.
+
+    Attributes:
+        buffers: the parts, in order.
+        starts: the byte at which each part begins in the whole.
+        size: bytes of the whole.
+
+    Raises:
+        BoundsError: no buffer, or ``starts`` that are not one ascending number for each buffer.
+    """
+
+    __slots__ = ("__weakref__", "buffers", "size", "starts")
+
+    def __init__(self, buffers: Sequence[Buffer], starts: Sequence[int] | None = None) -> None:
+        if not buffers:
+            raise BoundsError("a MultiBuffer needs at least one buffer")
+        if starts is None:
+            starts = [0, *accumulate(b.size for b in buffers[:-1])]
+        if len(starts) != len(buffers) or starts[0] < 0 or any(a > b for a, b in pairwise(starts)):
+            raise BoundsError(f"{len(buffers)} buffers need as many starts in ascending order, not {list(starts)}")
+        self.buffers: Final = tuple(buffers)
+        self.starts: Final = tuple(starts)
+        self.size: Final = max(start + b.size for start, b in zip(self.starts, self.buffers, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<MultiBuffer of {len(self.buffers)}, {self.size:,} bytes, {self.buffers[0].name}>"
+
+    def __enter__(self) -> MultiBuffer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.free()
+
+    @property
+    def freed(self) -> bool:
+        """Whether every part was freed."""
+        return all(buffer.freed for buffer in self.buffers)
+
+    def locate(self, offset: int, size: int) -> tuple[Buffer, int]:
+        """The buffer that contains bytes ``offset .. offset + size`` of the whole, and the offset in that buffer.
+
+        Raises:
+            BoundsError: no single buffer contains the range.
+        """
+        if size < 0:
+            raise BoundsError(f"a range cannot have {size} bytes")
+        for i in range(bisect_right(self.starts, offset) - 1, -1, -1):
+            buffer, local = self.buffers[i], offset - self.starts[i]
+            if local >= 0 and local + size <= buffer.size:
+                return buffer, local
+        raise BoundsError(f"no single buffer of {self!r} contains bytes {offset:,} .. {offset + size:,}")
+
+    @property
+    def usage(self) -> Usage:
+        """What the parts are for; setting it sets that of every part."""
+        return self.buffers[0].usage
+
+    @usage.setter
+    def usage(self, usage: Usage) -> None:
+        for buffer in self.buffers:
+            buffer.usage = usage
+
+    def clear(self, value: int = 0) -> None:
+        """Set every byte to ``value`` (0 .. 255)."""
+        for buffer in self.buffers:
+            buffer.clear(value)
+
+    def reset(self) -> None:
+        """`Buffer.reset` of every part."""
+        for buffer in self.buffers:
+            buffer.reset()
+
+    def free(self) -> None:
+        """`Buffer.free` of every part."""
+        for buffer in self.buffers:
+            buffer.free()

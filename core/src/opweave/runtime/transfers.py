@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from opweave.contract.memory import BOUNCE_BYTES, mapped
+from opweave.contract.transfers import BOUNCE_BYTES
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
+    from opweave.runtime.buffer import Buffer
 
-__all__ = ["copy_bytes"]
+__all__ = ["copy_bytes", "mapped"]
 
 
 def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size: int) -> None:
@@ -54,3 +56,29 @@ def copy_bytes(dst: Buffer, dst_offset: int, src: Buffer, src_offset: int, size:
             dst.upload(dst_offset + at, part)
     if TRACE.listening:
         TRACE.emit("copy", f"{src.name} -> {dst.name}", start, perf_counter_ns(), bytes=size)
+
+
+@contextmanager
+def mapped(buffer: Buffer, offset: int, size: int, *, write: bool = False) -> Iterator[memoryview]:
+    """Bytes ``offset .. offset + size`` as host memory within a ``with`` block.
+
+    Maps the memory if the device can do that. Otherwise the block sees a copy, which is written back at the end if
+    ``write`` is set and the block did not raise. Without ``write`` the bytes must not be changed.
+
+    Raises:
+        LifetimeError, BoundsError, HazardError: see `Buffer.check`.
+    """
+    buffer.check(offset, size, write=write)
+    kind = buffer.type
+    if kind.can_map and size:
+        view = kind._map(buffer.handle, offset, size)
+        try:
+            yield view
+        finally:
+            kind._unmap(buffer.handle, view)
+        return
+    scratch = np.empty(size, np.uint8)
+    buffer.download(offset, scratch)
+    yield scratch.data
+    if write:
+        buffer.upload(offset, scratch)

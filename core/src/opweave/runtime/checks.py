@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opweave.errors import LayoutError, LifetimeError
+from opweave.errors import LayoutError, LifetimeError, PluginError
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.device import Device
     from opweave.contract.step import Arg, Group, Step
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.device import Device
 
-__all__ = ["check_operands", "check_reachable"]
+__all__ = ["check_operands", "check_reachable", "check_threads"]
 
 
 def check_reachable(device: Device, buffer: Buffer) -> None:
@@ -67,3 +67,19 @@ def _check_arg(device: Device, step: Step, arg: Arg, write: bool = False) -> Buf
             "own format; copy to or from plain memory"
         )
     return buffer
+
+
+def check_threads(n: object) -> int:
+    """A number of threads as an int, at least 1. Text is accepted, because ``open_device("cpu?threads=2")`` passes
+    text.
+
+    Raises:
+        PluginError: ``n`` is not a positive whole number.
+    """
+    try:
+        count = int(n) if isinstance(n, str) else n.__index__()  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        count = 0
+    if count < 1 or isinstance(n, bool):
+        raise PluginError(f"threads must be a positive whole number, not {n!r}")
+    return int(count)

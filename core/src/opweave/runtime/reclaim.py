@@ -16,12 +16,13 @@ from threading import local
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from opweave.contract.space import Handle, MemorySpace, settle, unfinished_streams
+from opweave.contract.memory import Handle, MemorySpace
 from opweave.lifecycle import keep_forever
+from opweave.runtime.space import settle, unfinished_streams
 
 if TYPE_CHECKING:
-    from opweave.contract.memory import BufferType
-    from opweave.contract.stream import Stream
+    from opweave.runtime.memory import BufferType
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Discarded", "discard", "reclaim", "reclaim_all"]
 

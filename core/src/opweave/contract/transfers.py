@@ -1,4 +1,4 @@
-"""Rows of bytes at equal distances in memory (two-dimensional transfers), for devices that have no hook for them."""
+"""What the hooks for transfers do by default: rows, fills and copies by plain uploads and downloads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.contract.space import Handle
 from opweave.errors import LayoutError
 
-__all__ = ["STAGED_BYTES", "as_rows", "download_rows", "flat_rows", "rows_in", "upload_rows"]
+__all__ = [
+    "BOUNCE_BYTES",
+    "STAGED_BYTES",
+    "Handle",
+    "Rows",
+    "as_rows",
+    "copy_by_host",
+    "download_rows",
+    "fill_by_upload",
+    "flat_rows",
+    "rows_in",
+    "upload_rows",
+]
+
+Handle = Any
+"""Whatever the author's ``_alloc`` returned: an address, an object of the driver, an array."""
 
 Rows = np.ndarray[Any, np.dtype[np.uint8]]
 """Two axes, rows and bytes. Each row is contiguous; ``strides[0]`` is the distance between them in host memory."""
@@ -96,3 +110,36 @@ def download_rows(
 def rows_in(data: Rows, offset: int, pitch: int, shape: tuple[int, int]) -> Rows:
     """The rows that begin at byte ``offset`` of flat bytes, not a copy."""
     return np.ndarray(shape, np.uint8, data, offset, (pitch, 1))
+
+
+BOUNCE_BYTES: Final = 8 << 20
+"""Largest number of bytes that a copy by way of the host moves at a time."""
+
+
+def fill_by_upload(
+    upload: Callable[[Handle, int, memoryview], None], mem: Handle, offset: int, size: int, value: int
+) -> None:
+    """Set bytes to ``value`` by uploads of at most `BOUNCE_BYTES`."""
+    chunk = memoryview(bytes((value,)) * min(size, BOUNCE_BYTES))
+    for at in range(0, size, BOUNCE_BYTES):
+        upload(mem, offset + at, chunk[: size - at])
+
+
+def copy_by_host(
+    upload: Callable[[Handle, int, memoryview], None],
+    download: Callable[[Handle, int, memoryview], None],
+    dst: Handle,
+    dst_offset: int,
+    src: Handle,
+    src_offset: int,
+    size: int,
+    chunk: int = BOUNCE_BYTES,
+) -> None:
+    """Copy bytes by downloads and uploads of ``chunk`` bytes. Ranges of one memory may overlap."""
+    scratch = memoryview(bytearray(min(size, chunk)))
+    starts = range(0, size, chunk)
+    # Backwards if the target lies behind the source, so that no chunk is overwritten before it is read.
+    for at in reversed(starts) if dst_offset > src_offset else starts:
+        part = scratch[: size - at]
+        download(src, src_offset + at, part)
+        upload(dst, dst_offset + at, part)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from opweave.contract.listing import Structure, structure_of
 from opweave.errors import Broken, DTypeError, LayoutError, UnknownNameError
 from opweave.graph.dtypes import as_dtype, u8
+from opweave.runtime.listing import Structure, structure_of
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Group
-    from opweave.contract.stream import Stream
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Cell", "Function", "FunctionCall", "bind_functional"]
 

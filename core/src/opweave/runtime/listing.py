@@ -16,7 +16,7 @@ from opweave.graph.layout import dense_strides, is_dense
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
+    from opweave.runtime.buffer import Buffer
 
 __all__ = ["Structure", "listed", "structure_of"]
 

@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 
 from opweave.concurrency import Lock
-from opweave.contract.space import Usage
+from opweave.contract.memory import Usage
 from opweave.contract.step import Arg, Step
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import DType, f32, u8
@@ -25,9 +25,9 @@ from opweave.graph.layout import dense_strides, nbytes
 from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
-    from opweave.contract.device import Device
-    from opweave.contract.stream import Stream
     from opweave.graph.layout import Shape
+    from opweave.runtime.device import Device
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Offloading", "Rates", "flops"]
 

@@ -11,7 +11,7 @@ from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Step
-    from opweave.contract.stream import Stream
+    from opweave.runtime.stream import Stream
 
 __all__ = ["check_fusion", "pointwise_groups"]
 

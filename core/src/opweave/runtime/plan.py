@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from opweave.errors import ExecutionError, LifetimeError
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
     from opweave.contract.step import Call
-    from opweave.contract.stream import Stream
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.stream import Stream
 
 __all__ = ["Plan", "StepError"]
 
@@ -100,7 +100,7 @@ class Plan:
             self._calls, self._ended = None, why
 
     when_idle: Final = None
-    """Waiting for the device is enough; see `Dependent` in `opweave.contract.buffer`."""
+    """Waiting for the device is enough; see `Dependent` in `opweave.runtime.buffer`."""
 
     @property
     def keeps_copies(self) -> bool:

@@ -9,17 +9,17 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Latch, Worker
-from opweave.contract.space import WORKING
-from opweave.contract.stream import Stream
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
 from opweave.processors import NOWHERE
+from opweave.runtime.space import WORKING
+from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
-    from opweave.contract.buffer import Buffer
-    from opweave.contract.event import Event
-    from opweave.contract.plan import Plan
-    from opweave.contract.rows import Rows
     from opweave.contract.step import Call, Group, Step
+    from opweave.contract.transfers import Rows
+    from opweave.runtime.buffer import Buffer
+    from opweave.runtime.event import Event
+    from opweave.runtime.plan import Plan
 
 __all__ = ["WorkerStream"]
 
@@ -49,7 +49,7 @@ class QueuedEvent:
 class WorkerStream(Stream):
     """Runs the work of another stream on a thread of its own. Made by ``device.open(worker=True)``.
 
-    Submitting only queues. The thread submits to the inner stream, and waits for events of streams of any class. After
+    StreamState only queues. The thread submits to the inner stream, and waits for events of streams of any class. After
     a failure the thread drops queued work until `synchronize` has raised the failure.
 
     Args:

@@ -1,0 +1,77 @@
+"""Memory spaces, what memory is used for, and waiting for the work that may use a memory space."""
+
+from __future__ import annotations
+
+from threading import local
+from typing import TYPE_CHECKING, Final
+from weakref import ref
+
+from opweave.concurrency import Lock
+from opweave.lifecycle import start_exit_thread
+
+if TYPE_CHECKING:
+    from opweave.contract.memory import MemorySpace
+    from opweave.runtime.stream import Stream
+
+__all__ = ["CHANGES", "WORKING", "add_queue", "settle", "unfinished_streams"]
+
+
+class Changes:
+    """A counter of changes that make built programs outdated: the memory of a leaf, the usage of a buffer.
+
+    Attributes:
+        latest: a new object after each change. A program keeps the object that was there when it was built.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Record a change."""
+        self.latest = object()
+
+
+CHANGES: Final = Changes()
+"""The changes of this process."""
+
+
+_QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never modified: finalisers read it without a lock
+_QUEUES_LOCK: Final = Lock()
+
+
+def add_queue(stream: Stream) -> None:
+    """Register an asynchronous stream, so that memory is freed only after its work that may use it."""
+    global _QUEUES
+    start_exit_thread()
+    with _QUEUES_LOCK:
+        _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
+
+
+def _queues(space: MemorySpace) -> list[Stream]:
+    """The open asynchronous streams whose work may use ``space``."""
+    streams = [stream for known in _QUEUES if (stream := known()) is not None]
+    return [s for s in streams if not s.closed and (s.transferring or s.device.reaches(space))]
+
+
+def unfinished_streams(space: MemorySpace) -> list[Stream]:
+    """The streams with submitted work that may use ``space`` and is not known to be complete or failed."""
+    return [stream for stream in _queues(space) if stream._finished < stream._sequence]
+
+
+class Working(local):
+    """Whether this thread is that of a `WorkerStream`. Such a thread must not wait for others, which may wait for
+    it."""
+
+    active = False
+
+
+WORKING: Final = Working()
+
+
+def settle(space: MemorySpace) -> None:
+    """Wait for all queued work that may use ``space``. Failures are not raised here; they stay on their streams."""
+    for stream in _queues(space):
+        if not (WORKING.active and stream.has_thread):
+            stream.settle()
