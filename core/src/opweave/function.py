@@ -18,8 +18,9 @@ from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.host.storage import Adopted
 from opweave.scheduler import Program, Scheduler
-from opweave.scheduler.place.arguments import Outputs, Where
+from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.precision import checked_precision
+from opweave.scheduler.place.target import Where
 from opweave.scheduler.program import Array, R_co
 
 if TYPE_CHECKING:

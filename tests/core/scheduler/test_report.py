@@ -94,7 +94,7 @@ def test_the_page_shows_every_node_copy_and_refusal_and_needs_nothing_else(expla
 
 
 def test_steps_that_the_page_does_not_show_are_counted(monkeypatch):
-    monkeypatch.setattr("opweave.scheduler.explain.page.MOST_NODES", 2)
+    monkeypatch.setattr("opweave.scheduler.explain.report.MOST_NODES", 2)
     x = ow.input("x", (4,))
     y = ow.exp(ow.exp(ow.exp(x)))
     text = ow.Scheduler([Separate("a"), Separate("b")]).partition(-y, pins={y: "a", -y: "b"}).explain().html()

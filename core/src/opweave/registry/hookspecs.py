@@ -6,7 +6,7 @@ cheap, and import drivers and frameworks within the functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pluggy import HookspecMarker
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from opweave.registry.records import Diagnosis, FileFormat
     from opweave.registry.registry import Registry
     from opweave.runtime.device import Device
-    from opweave.scheduler.place.strategy import Strategy
 
 hookspec = HookspecMarker("opweave")
 
@@ -69,9 +68,10 @@ def opweave_formats() -> Iterable[FileFormat]:  # type: ignore[empty-body]
 
 
 @hookspec
-def opweave_placements() -> Mapping[str, Strategy]:  # type: ignore[empty-body]
-    """Strategies of placement by name, for ``Scheduler(placement=name)`` (`opweave.scheduler.place.strategy`). Called
-    when one other than ``"priority"`` is asked for. No devices are looked for."""
+def opweave_placements() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Strategies of placement by name, for ``Scheduler(placement=name)``: functions of the type
+    `opweave.scheduler.place.strategy.Strategy`. Called when one other than ``"priority"`` is asked for. No devices are
+    looked for."""
 
 
 @hookspec

@@ -4,7 +4,7 @@ programs, `Builder` calls the passes, `Program` is what they give."""
 
 from typing import TYPE_CHECKING, Any
 
-from opweave.scheduler.plan.allocate import MemoryUse
+from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.splits import Copy, Split
 from opweave.scheduler.program import PlannedGraph, Program
 from opweave.scheduler.scheduler import Scheduler

@@ -198,11 +198,12 @@ class Builder:
     ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
         """Memory for as many slots as are wanted, or for one where there is too little."""
         (parts, groups, moments, _), tight = planned, False
+        known = None if earlier is None else earlier.memory_for(parts)
         while True:
             capacities = [arena.capacities() for arena in self.arenas]
             plan = allocate(parts, groups, capacities, slots, tight=tight, moments=moments)
             try:
-                return plan, *bind(parts, plan, self.arenas, self.host, earlier, tight=tight)
+                return plan, *bind(parts, plan, self.arenas, self.host, known, tight=tight)
             except AllocationError as error:
                 if not tight and any(capacities):
                     tight = True

@@ -21,7 +21,8 @@ from opweave.runtime.buffer import Buffer
 from opweave.runtime.space import CHANGES
 from opweave.scheduler.compile.placements import Placements
 from opweave.scheduler.compile.reuse import EarlierProgram
-from opweave.scheduler.plan.allocate import MemoryUse, allocate, memory_use
+from opweave.scheduler.place.prediction import MemoryUse
+from opweave.scheduler.plan.allocate import allocate, memory_use
 from opweave.scheduler.plan.fuse import fuse
 from opweave.scheduler.plan.splits import Copy, Partition, Split
 from opweave.scheduler.run.executor import Executor
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.compile.run_list import RunList
     from opweave.scheduler.compile.template import Template
     from opweave.scheduler.explain.report import Explanation
-    from opweave.scheduler.place.strategy import Prediction
+    from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.plan.fuse import Groups
 
 __all__ = ["Array", "MemoryMap", "PlannedGraph", "Program", "Region"]
@@ -103,7 +104,7 @@ class PlannedGraph:
             SchedulerError: ``opweave-cost``, which predicts, is not installed.
         """
         if self.partition.prediction is None:
-            from opweave.scheduler.place.strategy import predictor  # most programs are not predicted
+            from opweave.scheduler.explain.prediction import predictor  # most programs are not predicted
 
             # As a cached property: made when it is first asked for, and then shown by reports too.
             object.__setattr__(self.partition, "prediction", predictor().predict(self.partition))

@@ -25,11 +25,12 @@ from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.compile.collector import COLLECTOR
-from opweave.scheduler.place.arguments import Outputs, Where, checked_options, checked_outputs, checked_placements
+from opweave.scheduler.place.arguments import Outputs, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (
     HostTarget,
     Target,
+    Where,
     close_targets,
     equal_part,
     open_targets,

@@ -19,8 +19,8 @@ from opweave.graph.work import decisive_dtype, window_bytes, work
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
+from opweave.scheduler.explain.prediction import find_predictor, predictor
 from opweave.scheduler.explain.report import where
-from opweave.scheduler.place.strategy import find_predictor, predictor
 from opweave.scheduler.plan.splits import where_lies
 from opweave.tools.run_profile import RunProfile, RunRow
 from opweave.tracing import TRACE
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from opweave.runtime.memory import BufferType
     from opweave.runtime.stream import Stream
     from opweave.scheduler.compile.run_list import Action, Feed, Fetch
-    from opweave.scheduler.place.strategy import Predictor
+    from opweave.scheduler.explain.prediction import Predictor
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Copy, Split, SplitStep
     from opweave.tracing import TraceEvent

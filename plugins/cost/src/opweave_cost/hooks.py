@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from opweave.contract import Device
     from opweave.registry import Registry
     from opweave.scheduler.place.assign import Assignment
-    from opweave.scheduler.place.strategy import PlacementProblem, Prediction, Strategy
+    from opweave.scheduler.place.prediction import Prediction
+    from opweave.scheduler.place.strategy import PlacementProblem, Strategy
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition
     from opweave_cost.cost_model import CostModel
 
 
 class ByCost:
-    """The strategy ``"cost"``, which also predicts (`opweave.scheduler.place.strategy.Predictor`)."""
+    """The strategy ``"cost"``, which also predicts (`opweave.scheduler.explain.prediction.Predictor`)."""
 
     def __call__(self, problem: PlacementProblem) -> tuple[Assignment, Prediction | None]:
         from opweave_cost.place import place_by_cost

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.assign import Assignment
-    from opweave.scheduler.place.strategy import PlacementProblem, Prediction
+    from opweave.scheduler.place.prediction import Prediction
+    from opweave.scheduler.place.strategy import PlacementProblem
     from opweave.scheduler.place.target import Target
     from opweave_cost.cost_model import Profile
 

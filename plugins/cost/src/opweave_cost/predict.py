@@ -10,8 +10,8 @@ from opweave.contract import Kind, WorkerStream
 from opweave.contract.memory import round_up
 from opweave.graph.layout import nbytes
 from opweave.host.cores import usable_cores
-from opweave.scheduler.place.strategy import Prediction
-from opweave.scheduler.plan.allocate import MemoryUse, allocate, memory_use
+from opweave.scheduler.place.prediction import MemoryUse, Prediction
+from opweave.scheduler.plan.allocate import allocate, memory_use
 from opweave.scheduler.plan.fuse import unfused
 from opweave.scheduler.plan.splits import where_lies
 from opweave_cost.cost_model import CostModel

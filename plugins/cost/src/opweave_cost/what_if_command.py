@@ -15,7 +15,7 @@ from rich.text import Text
 from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
 from opweave.errors import OpweaveError, SchedulerError, UnknownNameError
-from opweave.scheduler.place.strategy import Prediction
+from opweave.scheduler.place.prediction import Prediction
 from opweave.units import human_bytes, human_time
 from opweave_cost.cluster import Cluster, read_cluster
 from opweave_cost.divide import what_if

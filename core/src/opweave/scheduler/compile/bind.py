@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.runtime.device import Device
     from opweave.scheduler.compile.arena import Arena, Lease
-    from opweave.scheduler.compile.reuse import EarlierProgram
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.allocate import MemoryPlan
     from opweave.scheduler.plan.splits import Partition, StorageView
@@ -51,7 +50,7 @@ def bind(
     plan: MemoryPlan,
     arenas: Sequence[Arena],
     host: Device,
-    earlier: EarlierProgram | None = None,
+    earlier: tuple[Bindings, Set[int]] | None = None,
     *,
     tight: bool = False,
 ) -> tuple[list[Bindings], list[Lease]]:
@@ -60,7 +59,7 @@ def bind(
     Args:
         arenas: of every target; the plan was made for their present capacities.
         host: the device whose memory holds read-only leaves that no other device holds.
-        earlier: a current program that is alike: where it reads the same leaves, these lie as they lie in it.
+        earlier: the bindings of a current program that is alike, and the leaves that both read: these lie as in it.
         tight: as the plan was made.
 
     Returns:
@@ -88,9 +87,9 @@ def bind(
             chunks[arena][chunk] if chunk >= 0 else None
             for arena, chunk in zip(partition.arenas, plan.chunks, strict=True)
         ]
-        known = None if earlier is None else earlier.lists[0].bindings
-        same: Set[int] = frozenset() if earlier is None or known is None else earlier.leaves_of(partition)
-        if known is not None and same:
+        same: Set[int] = frozenset()
+        if earlier is not None:
+            known, same = earlier
             handles.update((storage, handle) for storage, handle in known.handles.items() if storage in same)
             for storage in same:
                 buffers[storage], offsets[storage] = known.buffers[storage], known.offsets[storage]

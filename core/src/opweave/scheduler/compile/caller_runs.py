@@ -16,7 +16,6 @@ from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.runtime.stream import Stream
-    from opweave.scheduler.compile.run_list import Fetch
 
 __all__ = ["CallerRuns", "caller_runs"]
 
@@ -49,15 +48,16 @@ class CallerRuns(NamedTuple):
         self.stream.help()
 
 
-def caller_runs(streams: Sequence[Stream], fetches: Sequence[Fetch], count: int) -> CallerRuns | None:
+def caller_runs(streams: Sequence[Stream], fetching: Sequence[Stream | None], count: int) -> CallerRuns | None:
     """The work of the stream of the last output, or any other, of those that have a thread and compute in it.
 
     Args:
+        fetching: the stream of each output, ``None`` where none is waited for.
         streams: the asynchronous ones of the run. The calling thread must not wait for one before all is queued.
         count: how many calls queue their work.
     """
     if count > MOST_CALLS or len(streams) < 2:
         return None
     threaded = [stream for stream in streams if isinstance(stream, WorkerStream)]
-    found = [s for s in (*[f.stream for f in reversed(fetches)], *threaded) if s in threaded and not s.inner.is_async]
+    found = [s for s in (*reversed(fetching), *threaded) if s in threaded and not s.inner.is_async]
     return CallerRuns(found[0], tuple([s for s in threaded if s is not found[0]])) if found else None

@@ -317,7 +317,7 @@ class _Lowering:
         sequence = range(self.n_feeds, len(self.entries))
         waits = any(self.entries[i].queue == HOST_QUEUE for i in sequence)
         if len(lists) == 1 and not self.overlapping and not waits:
-            result.caller = caller_runs(result.streams, result.fetches, len(sequence))
+            result.caller = caller_runs(result.streams, [fetch.stream for fetch in result.fetches], len(sequence))
         for index in sequence:
             queue, call, action, *_ = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None

@@ -50,6 +50,11 @@ class EarlierProgram(NamedTuple):
             return known.owners.keys()
         return {storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner}
 
+    def memory_for(self, partition: Partition) -> tuple[Bindings, Set[int]] | None:
+        """Its bindings, and the storages of leaves that `leaves_of` gives; ``None`` if it was closed."""
+        known = self.lists[0].bindings
+        return None if known is None else (known, self.leaves_of(partition))
+
     def at(self, slot: int, bindings: Bindings) -> EarlierSlot | None:
         """What a slot of it holds; ``None`` if it has no such slot, or was closed."""
         before = self.lists[slot].bindings if slot < len(self.lists) else None

@@ -60,7 +60,7 @@ def _weight_type(node: Tensor) -> str:
 def _is_faster(other: Device, device: Device, dtype: str) -> bool:
     """Whether ``other`` is faster: by profiles (of ``opweave-cost``), if both have one; else an accelerator with memory
     of its own is."""
-    from opweave.scheduler.place.strategy import find_predictor  # importing opweave must not pay for it
+    from opweave.scheduler.explain.prediction import find_predictor  # importing opweave must not pay for it
 
     if other.kind is Kind.HOST or other.simulated:
         return False

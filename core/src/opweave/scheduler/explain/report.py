@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.runtime.worker import WorkerStream
-from opweave.scheduler.explain.page import Report, page
+from opweave.scheduler.explain.page import COLOURS, MOST_NODES, Report, render
 from opweave.scheduler.place.assign import CAUSES
-from opweave.scheduler.plan.allocate import MemoryUse, lifetimes
+from opweave.scheduler.place.prediction import MemoryUse
+from opweave.scheduler.plan.allocate import lifetimes
 from opweave.scheduler.plan.fuse import unfused
 from opweave.scheduler.plan.splits import COPY_CAUSES
 from opweave.units import human_bytes, human_time
@@ -18,10 +21,14 @@ from opweave.units import human_bytes, human_time
 if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.place.strategy import Prediction
+    from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.plan.splits import Copy, Partition
 
 __all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
+
+
+WIDTH: Final = 960
+HEIGHT: Final = 120
 
 
 class NodeRow(NamedTuple):
@@ -317,3 +324,96 @@ def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:
 
 def _count(n: int, singular: str, plural: str = "") -> str:
     return f"{n} {singular if n == 1 else plural or singular + 's'}"
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Consecutive steps: rows of a table, or a scope with parts of its own.
+
+    Attributes:
+        name: of the scope, within the one around it; ``""`` for rows.
+        rows: all of its steps.
+        parts: what a scope consists of.
+    """
+
+    name: str
+    rows: Sequence[NodeRow]
+    parts: Sequence[Part] = ()
+
+
+def by_scope(rows: Sequence[NodeRow], depth: int = 0) -> list[Part]:
+    """Steps of one split, in order, as parts; each stretch of steps of one scope is a part."""
+
+    def name(row: NodeRow) -> str:
+        return row.scope.split("/")[depth] if row.scope.count("/") >= depth and row.scope else ""
+
+    parts = []
+    for own, stretch in groupby(rows, key=name):
+        inside = list(stretch)
+        parts.append(Part(own, inside, by_scope(inside, depth + 1) if own else ()))
+    return parts
+
+
+def page(explanation: Explanation) -> str:
+    """The HTML page of an explanation."""
+    devices = list(dict.fromkeys([*explanation.memory, *(device for device, _ in explanation.splits)]))
+    colours = {device: COLOURS[i % len(COLOURS)] for i, device in enumerate(devices)}
+    shown = explanation.nodes[:MOST_NODES]
+    nodes = {split: list(rows) for split, rows in groupby(shown, key=lambda row: row.split)}
+    counts, steps = Counter(row.device for row in explanation.nodes), Counter(row.split for row in explanation.nodes)
+    copies: dict[int, list[Any]] = {}
+    for copy in explanation.copies:
+        copies.setdefault(copy.split, []).append(copy)
+    used = {*[row.cause for row in explanation.nodes], *[copy.cause for copy in explanation.copies]}
+    # One axis of time for all devices.
+    end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
+    return render(
+        "page.html.j2",
+        summary=explanation.text.partition("\n")[0],
+        predicted=explanation.predicted,
+        remarks=explanation.remarks,
+        devices=devices,
+        colours=colours,
+        counts=counts,
+        total=len(explanation.nodes),
+        hidden=len(explanation.nodes) - len(shown),
+        splits=[
+            {
+                "index": i,
+                "device": device,
+                "steps": steps[i],
+                "remarks": remarks,
+                "parts": by_scope(nodes.get(i, [])),
+                "copies": copies.get(i, []),
+                "seconds": explanation.predicted.splits[i] if explanation.predicted is not None else None,
+            }
+            for i, (device, remarks) in enumerate(explanation.splits)
+        ],
+        memory=explanation.memory,
+        copied=sum(copy.nbytes for copy in explanation.copies),
+        curves=[_curve(curve, end) for curve in explanation.curves],
+        causes=[(cause, text) for cause, text in {**CAUSES, **COPY_CAUSES}.items() if cause in used],
+        width=WIDTH,
+        height=HEIGHT,
+    )
+
+
+def _curve(curve: MemoryCurve, end: int) -> dict[str, Any]:
+    """A curve up to the moment ``end`` as the points of a polygon over an area of `WIDTH` × `HEIGHT`."""
+    top = max(curve.planned, max((size for _, size in curve.moments), default=0), 1)
+    points = [f"0,{HEIGHT}"]
+    last = 0
+    for moment, size in curve.moments:
+        x = moment / end * WIDTH
+        points += [f"{x:.1f},{HEIGHT - last / top * HEIGHT:.1f}", f"{x:.1f},{HEIGHT - size / top * HEIGHT:.1f}"]
+        last = size
+    points += [f"{WIDTH},{HEIGHT - last / top * HEIGHT:.1f}", f"{WIDTH},{HEIGHT}"]
+    return {
+        "device": curve.device,
+        "points": " ".join(points),
+        "peak": max((size for _, size in curve.moments), default=0),
+        "planned": curve.planned,
+        "line": HEIGHT - curve.planned / top * HEIGHT,
+    }

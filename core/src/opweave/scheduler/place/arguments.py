@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave import registry
@@ -14,13 +12,13 @@ from opweave.graph.tensor import Tensor
 from opweave.runtime.device import Device
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
+from opweave.scheduler.place.target import Where
 
 if TYPE_CHECKING:
     from opweave.scheduler.place.strategy import Strategy
 
-__all__ = ["Outputs", "Where", "checked_options", "checked_outputs", "checked_placements", "repack_limit"]
+__all__ = ["Outputs", "checked_options", "checked_outputs", "checked_placements"]
 
-Where = Device | Stream | str
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 MOST_SLOTS: Final = 64
@@ -62,30 +60,6 @@ def checked_options(
     if len(set(names)) != len(names):
         raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
     return resolved, kinds, chosen
-
-
-def repack_limit(given: bool | int | None, device: Device) -> float:
-    """Bytes that copies of weights in special memory of a device may take, by what a caller gave as ``repack``.
-
-    Without that, the environment variable of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
-    ``OPWEAVE_REPACK_BYTES``.
-
-    Raises:
-        SchedulerError: neither a truth value nor a number of bytes, given or in a variable.
-    """
-    what: str = "repack"
-    value: object = given
-    if value is None:
-        value = True
-        backend = device.name.partition(":")[0].upper().replace("-", "_")
-        for variable in (f"OPWEAVE_{backend}_CACHE_BYTES", "OPWEAVE_REPACK_BYTES"):
-            text = os.environ.get(variable, "")
-            if text:
-                what, value = variable, int(text) if text.isascii() and text.isdigit() else text
-                break
-    if not isinstance(value, int) or value < 0:
-        raise SchedulerError(f"{what} is True, False or a number of bytes, not {value!r:.60}")
-    return inf if value is True else value
 
 
 def checked_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:

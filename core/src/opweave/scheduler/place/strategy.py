@@ -6,53 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from opweave import registry
 from opweave.errors import SchedulerError
 from opweave.packages import pip_install
 from opweave.scheduler.place.assign import Assignment, assign
+from opweave.scheduler.place.prediction import Prediction
 
 if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
-    from opweave.runtime.device import Device
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
-    from opweave.scheduler.plan.allocate import MemoryUse
-    from opweave.scheduler.plan.splits import Partition
 
-__all__ = ["PlacementProblem", "Prediction", "Predictor", "Strategy", "find_predictor", "predictor", "strategy"]
-
-
-class Prediction(NamedTuple):
-    """The predicted time and memory of a run.
-
-    Attributes:
-        seconds: of one run: steps, transfers, inputs and results. Asynchronous devices, those with a thread of their
-            own (``parallel=True``), and those of weights in shards work while others do; of what is computed at once
-            the slowest counts.
-        busy: device -> seconds of its steps.
-        copies: seconds of transfers: between memories, of inputs from the host, of results to it.
-        nodes: computed tensor -> seconds.
-        splits: seconds of each split, copies before and after it included.
-        memory: device -> bytes, planned as for a program but not allocated.
-        short: device -> missing bytes, for devices whose memory does not suffice.
-    """
-
-    seconds: float
-    busy: dict[str, float]
-    copies: float
-    nodes: Mapping[Tensor, float]
-    splits: list[float]
-    memory: dict[str, MemoryUse]
-    short: dict[str, int]
-
-    @property
-    def interval(self) -> float:
-        """Seconds between the ends of two runs that overlap (pipelining): those of the busiest device."""
-        return max(self.busy.values(), default=0.0)
+__all__ = ["PlacementProblem", "Strategy", "strategy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,24 +84,6 @@ Strategy = Callable[[PlacementProblem], tuple[Assignment, Prediction | None]]
 """Places every node of a graph; the prediction is that of the assignment, if it makes one."""
 
 
-class Predictor(Protocol):
-    """A strategy that also predicts what was placed otherwise: ``"cost"``."""
-
-    def __call__(self, problem: PlacementProblem, /) -> tuple[Assignment, Prediction | None]: ...
-
-    def predict(self, partition: Partition) -> Prediction:
-        """What a run of a partitioned graph takes."""
-        ...
-
-    def model(self, targets: Sequence[Target]) -> Any:
-        """What steps and transfers take on these targets (``opweave_cost.cost_model.CostModel``)."""
-        ...
-
-    def known_rate(self, device: Device, dtype: str) -> float | None:
-        """Floating-point operations per second in products of a dtype, where the device has been measured."""
-        ...
-
-
 def strategy(name: str) -> Strategy:
     """The strategy of that name which a plugin offers.
 
@@ -148,17 +99,3 @@ def strategy(name: str) -> Strategy:
     if name not in offered:
         raise SchedulerError(f"placement is {' or '.join(map(repr, ['priority', *offered]))}, not {name!r}")
     return cast("Strategy", offered[name])
-
-
-def predictor() -> Predictor:
-    """The strategy ``"cost"``.
-
-    Raises:
-        SchedulerError: as `strategy`.
-    """
-    return cast("Predictor", strategy("cost"))
-
-
-def find_predictor() -> Predictor | None:
-    """The strategy ``"cost"``, ``None`` without the package that offers it."""
-    return cast("Predictor | None", registry.REGISTRY.placements().get("cost"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +25,8 @@ from opweave.runtime.device import Device
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
-from opweave.scheduler.place.arguments import Where, repack_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from opweave.contract.step import Choice
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
@@ -40,16 +39,21 @@ __all__ = [
     "HostTarget",
     "Support",
     "Target",
+    "Where",
     "check_buffer_type",
     "close_targets",
     "equal_part",
     "open_targets",
     "packing_support",
     "reads_nothing",
+    "repack_limit",
     "resolved_pins",
     "target_of",
     "unbound_step",
 ]
+
+Where = Device | Stream | str
+"""How callers name a device of a scheduler."""
 
 NONE: Final[Mapping[int, Any]] = MappingProxyType({})
 
@@ -347,6 +351,30 @@ def reads_nothing(outputs: Iterable[Tensor]) -> bool:
 
 def _is_packed(signature: Signature) -> bool:
     return all(is_dense(shape, strides, dtype) for dtype, shape, strides in signature.srcs)
+
+
+def repack_limit(given: bool | int | None, device: Device) -> float:
+    """Bytes that copies of weights in special memory of a device may take, by what a caller gave as ``repack``.
+
+    Without that, the environment variable of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
+    ``OPWEAVE_REPACK_BYTES``.
+
+    Raises:
+        SchedulerError: neither a truth value nor a number of bytes, given or in a variable.
+    """
+    what: str = "repack"
+    value: object = given
+    if value is None:
+        value = True
+        backend = device.name.partition(":")[0].upper().replace("-", "_")
+        for variable in (f"OPWEAVE_{backend}_CACHE_BYTES", "OPWEAVE_REPACK_BYTES"):
+            text = os.environ.get(variable, "")
+            if text:
+                what, value = variable, int(text) if text.isascii() and text.isdigit() else text
+                break
+    if not isinstance(value, int) or value < 0:
+        raise SchedulerError(f"{what} is True, False or a number of bytes, not {value!r:.60}")
+    return inf if value is True else value
 
 
 def open_targets(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract.memory import round_up
+from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.chunks import Block, ChunkPlan, plan_chunks
 from opweave.scheduler.plan.splits import Partition, SplitStep
 
@@ -17,21 +18,12 @@ if TYPE_CHECKING:
     from opweave.scheduler.plan.fuse import Groups
 
 __all__ = [
-    "END", "Lifetimes", "MemoryPlan", "MemoryUse", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
+    "END", "Lifetimes", "MemoryPlan", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
     "moments_of",
 ]  # fmt: skip
 
 END: Final = 1 << 60
 """A moment after the last one, until which the memory of outputs is in use."""
-
-
-class MemoryUse(NamedTuple):
-    """Bytes of a program on one device: what was planned, and what libraries say that they took for themselves."""
-
-    temporaries: int
-    weights: int
-    states: int
-    library: int = 0
 
 
 class Lifetimes(NamedTuple):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from opweave.runtime.device import Device
     from opweave.runtime.memory import BufferType
     from opweave.scheduler.place.assign import Assignment
+    from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.place.source import Source
-    from opweave.scheduler.place.strategy import Prediction
     from opweave.scheduler.place.target import Support, Target
 
 __all__ = ["COPY_CAUSES", "Copy", "Partition", "Split", "SplitStep", "StorageView", "where_lies"]

@@ -1,0 +1,51 @@
+"""The strategy of placement ``"cost"``, where it is installed: it also predicts what was placed otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from opweave import registry
+from opweave.scheduler.place.strategy import strategy
+
+if TYPE_CHECKING:
+    from opweave.runtime.device import Device
+    from opweave.scheduler.place.assign import Assignment
+    from opweave.scheduler.place.prediction import Prediction
+    from opweave.scheduler.place.strategy import PlacementProblem
+    from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Partition
+
+__all__ = ["Predictor", "find_predictor", "predictor"]
+
+
+class Predictor(Protocol):
+    """A strategy that also predicts what was placed otherwise: ``"cost"``."""
+
+    def __call__(self, problem: PlacementProblem, /) -> tuple[Assignment, Prediction | None]: ...
+
+    def predict(self, partition: Partition) -> Prediction:
+        """What a run of a partitioned graph takes."""
+        ...
+
+    def model(self, targets: Sequence[Target]) -> Any:
+        """What steps and transfers take on these targets (``opweave_cost.cost_model.CostModel``)."""
+        ...
+
+    def known_rate(self, device: Device, dtype: str) -> float | None:
+        """Floating-point operations per second in products of a dtype, where the device has been measured."""
+        ...
+
+
+def predictor() -> Predictor:
+    """The strategy ``"cost"``.
+
+    Raises:
+        SchedulerError: as `strategy`.
+    """
+    return cast("Predictor", strategy("cost"))
+
+
+def find_predictor() -> Predictor | None:
+    """The strategy ``"cost"``, ``None`` without the package that offers it."""
+    return cast("Predictor | None", registry.REGISTRY.placements().get("cost"))
