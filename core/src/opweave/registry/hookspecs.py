@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from opweave.contract.backend import Backend
     from opweave.graph.opdef import OpDef
     from opweave.registry.records import Diagnosis, FileFormat
-    from opweave.registry.registry import Registry
     from opweave.runtime.device import Device
 
 hookspec = HookspecMarker("opweave")
@@ -50,14 +49,14 @@ def opweave_cli(app: Any) -> None:
 
 
 @hookspec
-def opweave_doctor(registry: Registry, devices: Sequence[Device]) -> Iterable[Diagnosis]:  # type: ignore[empty-body]
+def opweave_doctor(registry: Any, devices: Sequence[Device]) -> Iterable[Diagnosis]:  # type: ignore[empty-body]
     """What ``opweave doctor`` prints about the plugin: a `Diagnosis` for each thing that it checks.
 
     Called after all plugins were loaded, also if this one is unavailable. If the hook raises, ``opweave doctor``
     reports that and goes on with the other plugins.
 
     Args:
-        registry: the registry that loaded the plugin.
+        registry: the `opweave.registry.Registry` that loaded the plugin.
         devices: the plugin's usable devices; none if it is unavailable.
     """
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from contextvars import copy_context
 from threading import local
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from opweave.concurrency import Latch, Lock, start_thread
-from opweave.errors import Broken, OpweaveError
+from opweave.errors import Broken
 
 if TYPE_CHECKING:
     from opweave.host.cache import FileCache
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHILD_SECONDS", "IMPORT_SECONDS", "Death", "Guard", "Loading", "TookTooLong", "call", "crash_of", "guarded",
-    "load_alone", "lock_of", "run_child",
+    "lock_of", "run_child",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -258,22 +257,12 @@ def crash_of(plugin: Plugin, loading: Loading) -> Death | None:
     if os.environ.get(CHILD) or not loading.left():
         return None
     where = {"search": [plugin.origin], "what": plugin.name} if plugin.distribution else {"what": plugin.origin}
-    code = "from opweave.registry.isolation import load_alone; load_alone(asked)"
+    code = "from opweave.registry.registry import load_alone; load_alone(asked)"
     told = run_child(code, {"variant": plugin.variant, **where}, CHILD_SECONDS, os.environ, quiet=True)
     if isinstance(told, Death) and told.began:
         return told
     loading.forget()
     return None
-
-
-def load_alone(asked: Mapping[str, Any]) -> None:
-    """In a child process: load a plugin, whose own failures do not matter here."""
-    from opweave.registry.registry import Registry
-
-    environ = {"OPWEAVE_VARIANTS": f"{asked['what']}={asked['variant']}"} if asked["variant"] else {}
-    registry = Registry(environ=environ, search=asked.get("search", []))
-    with suppress(OpweaveError, OSError):
-        registry.load(asked["what"])
 
 
 START: Final = (

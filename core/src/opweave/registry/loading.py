@@ -56,7 +56,7 @@ def load(plugin: Plugin, hooks: Hooks, catalog: Catalog) -> None:
     from opweave.registry import variants  # importing opweave must not pay for it
 
     forced = catalog.selection.variant_of(plugin.name)
-    ranked = variants.rank(plugin, catalog.plugins, forced, lambda other, doing: run(other, hooks, doing))
+    ranked = variants.rank(plugin, catalog.plugins, forced, lambda other, doing: run(other, hooks, doing), _score)
     for variant in ranked:
         _load_one(variant, hooks, catalog)
         if variant.state is State.READY:
@@ -190,6 +190,12 @@ def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, 
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
+
+
+def _score(variant: Plugin) -> None:
+    """Import a variant, and set its score."""
+    assert variant.fetch is not None
+    variant.score = score_of(call("its import", variant.fetch, IMPORT_SECONDS))
 
 
 def score_of(value: object) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
 from opweave.contract.device import Kind
-from opweave.errors import LifetimeError, PluginError, UnknownNameError
+from opweave.errors import LifetimeError, OpweaveError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog, once_per_hardware, preferred
 from opweave.registry.hooks import Hooks
@@ -23,7 +24,7 @@ from opweave.runtime.reclaim import reclaim
 if TYPE_CHECKING:
     from opweave.runtime.stream import Stream
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "load_alone"]
 
 
 class Registry:
@@ -484,3 +485,11 @@ class _Registered(Backend):
 
 def _is_path(name: str | os.PathLike[str]) -> bool:
     return not isinstance(name, str) or "/" in name or os.sep in name or discovery.is_plugin_file_name(name)
+
+
+def load_alone(asked: Mapping[str, Any]) -> None:
+    """In a child process: load a plugin, whose own failures do not matter here."""
+    environ = {"OPWEAVE_VARIANTS": f"{asked['what']}={asked['variant']}"} if asked["variant"] else {}
+    registry = Registry(environ=environ, search=asked.get("search", []))
+    with suppress(OpweaveError, OSError):
+        registry.load(asked["what"])

@@ -7,11 +7,10 @@ a score how well it suits this machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from opweave.errors import Unavailable
-from opweave.registry.isolation import IMPORT_SECONDS, call
-from opweave.registry.loading import score_of
 from opweave.registry.naming import key
 from opweave.registry.records import Plugin, State
 
@@ -22,7 +21,11 @@ __all__ = ["rank", "settle"]
 
 
 def rank(
-    plugin: Plugin, plugins: Sequence[Plugin], forced: str, attempt: Callable[[Plugin, Callable[[], object]], object]
+    plugin: Plugin,
+    plugins: Sequence[Plugin],
+    forced: str,
+    attempt: Callable[[Plugin, Callable[[], object]], object],
+    ask: Callable[[Plugin], None],
 ) -> list[Plugin]:
     """The variants to try, the best first; of equal scores the one whose name comes first.
 
@@ -33,6 +36,7 @@ def rank(
         plugins: all plugins.
         forced: the variant that the user asks for, or ``""``.
         attempt: runs code of a plugin; what it raises becomes the plugin's failure.
+        ask: imports a variant and sets its score.
     """
     family = [p for p in plugins if p.variant and key(p.name) == key(plugin.name) and p.state is State.DISCOVERED]
     if forced and not any(key(p.variant) == key(forced) for p in plugins if key(p.name) == key(plugin.name)):
@@ -46,7 +50,7 @@ def rank(
             why = f"OPWEAVE_VARIANTS takes the variant {forced} of {plugin.name}"
             variant.fail(Unavailable(why, remedy=_taking(variant)), state=State.DISABLED)
         else:
-            attempt(variant, lambda variant=variant: _ask(variant))  # type: ignore[misc]
+            attempt(variant, partial(ask, variant))
     left = [p for p in family if p.state is State.DISCOVERED]
     for variant in left:
         if variant.score <= 0 and not forced:
@@ -64,9 +68,3 @@ def settle(taken: Plugin, ranked: Sequence[Plugin]) -> None:
 
 def _taking(variant: Plugin) -> str:
     return f"OPWEAVE_VARIANTS={variant.name}={variant.variant} takes it all the same"
-
-
-def _ask(variant: Plugin) -> None:
-    """Import a variant, and set its score."""
-    assert variant.fetch is not None
-    variant.score = score_of(call("its import", variant.fetch, IMPORT_SECONDS))
