@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, Tunable, Usage, flat_rows
+from opweave.contract import BufferType, Device, Kind, Limit, Offloading, Rows, Step, Tunable, Usage, flat_rows
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
 from opweave.host.memory import host_memory_info
@@ -28,7 +28,7 @@ from opweave_opencl.properties import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.subgroups import Subgroups
-from opweave_opencl.tuning import Tuning
+from opweave_opencl.tuning import Tuning, limit
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -149,6 +149,11 @@ class OpenCLDevice(Device):
     def tunables(self) -> Sequence[Tunable]:
         """How results of work-items are combined, where work-items share a row and the device lists sub-groups."""
         return (self.subgroups.tunable,) if self.tuning.row_group > 1 and self.subgroups.listed else ()
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The limits of all kernels, and the tunables."""
+        return (*self.tunables, *limit)
 
     @cached_property
     def host_buffer_type(self) -> BufferType:

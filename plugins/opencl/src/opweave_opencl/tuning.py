@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from opweave.contract import Limits
 from opweave.host.processor import cpu_fields
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Tuning", "shared_group"]
+__all__ = ["Tuning", "limit", "shared_group"]
+
+limit: Final = Limits()
+"""Declares the numbers that decide between ways through kernels, beside them."""
 
 
 class Tuning(NamedTuple):

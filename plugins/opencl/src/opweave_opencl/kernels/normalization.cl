@@ -1,7 +1,7 @@
 // Softmax and normalizations. A row is normalised by one group of work-items; it has some lines of n elements.
 //
-// Macros: those of groups.cl; T, the type of all operands; OPERANDS, how many there are: out, x, and what the kernel names
-// then; WHOLE, whether all their lines consist of whole vectors without gaps. One of
+// Macros: those of groups.cl; BLOCK, additions to a vector that make a sum of their own (sums.cl); T, the type of all
+// operands; OPERANDS, how many there are: out, x, and what the kernel names then; WHOLE, whether all their lines consist of whole vectors without gaps. One of
 //   SOFTMAX  MASKED: the index of the mask among the operands, or 0; LOGARITHM: the logarithm is the result; HEADS: sinks,
 //            one for each head, come before the mask, and the mask is multiplied by the head's slope; WIDE: T does not round
 //   GRADIENT of softmax if SOFT, of log_softmax if LOGARITHM, else of a norm, with a weight if WEIGHT: the operands are out,
@@ -11,6 +11,7 @@
 #include "groups.cl"
 #include "slopes.cl"
 #include "functions.cl"
+#include "sums.cl"
 
 #define R VAL(T)
 
@@ -72,19 +73,21 @@ static inline long row_of(const Params *p, const int k, long row)
 #define OR(v, other) (HERE < VEC ? (AMONG_FIRST(T, HERE) ? v : (V(T))(other)) : v)
 
 // Let ``all`` be a vector that combines an expression over the elements that this work-item handles of a row. Where rows consist
-// of whole vectors there are four of them, since each addition to one waits for the addition before it.
+// of whole vectors there are four of them, since each addition to one waits for the addition before it. After BLOCK
+// additions they become part of ``all``, by GATHER.
 #if WHOLE
 #define CHAINS 4
 #else
 #define CHAINS 1
 #endif
-#define COLLECT(all, COMBINE, start, expression)                                                   \
-    V(T) all = (V(T))(start);                                                                      \
+#define COLLECT(all, COMBINE, GATHER, start, expression)                                           \
+    V(T) all = (V(T))(start), lost_of_##all = (V(T))(0);                                           \
     {                                                                                              \
         V(T) chain[CHAINS];                                                                        \
+        int left = BLOCK;                                                                          \
         EACH_CHAIN(k) chain[k] = (V(T))(start);                                                    \
         for (long l = 0; l < p.lines; l++)                                                         \
-            for (long first = (long)get_local_id(0) * VEC; first < p.n; first += CHAINS * GROUP * VEC) \
+            for (long first = (long)get_local_id(0) * VEC; first < p.n; first += CHAINS * GROUP * VEC) { \
                 EACH_CHAIN(k)                                                                      \
                 {                                                                                  \
                     const long i = first + k * GROUP * VEC;                                        \
@@ -92,13 +95,22 @@ static inline long row_of(const Params *p, const int k, long row)
                     const V(T) value = expression;                                                 \
                     chain[k] = COMBINE(chain[k], OR(value, start));                                \
                 }                                                                                  \
-        EACH_CHAIN(k) all = COMBINE(all, chain[k]);                                                \
+                if (--left > 0) continue;                                                          \
+                left = BLOCK;                                                                      \
+                EACH_CHAIN(k)                                                                      \
+                {                                                                                  \
+                    GATHER(all, lost_of_##all, chain[k]);                                          \
+                    chain[k] = (V(T))(start);                                                      \
+                }                                                                                  \
+            }                                                                                      \
+        EACH_CHAIN(k) GATHER(all, lost_of_##all, chain[k]);                                        \
     }
+#define ADD(all, lost, v) ADD_EXACTLY(V(T), all, lost, v)
 #define EACH_CHAIN(k) __attribute__((opencl_unroll_hint(CHAINS))) for (int k = 0; k < CHAINS; k++)
 
 // Let ``total`` be the sum of an expression over the elements of a row.
 #define TOTAL(total, expression) \
-    COLLECT(sums_of_##total, SUM, 0, expression) \
+    COLLECT(sums_of_##total, SUM, ADD, 0, expression) \
     const R total = sum_group(sum_lanes(sums_of_##total), scratch);
 
 #if OPERANDS > 2
@@ -129,6 +141,7 @@ static inline long row_of(const Params *p, const int k, long row)
 
 // Not a NaN, which appears in the sum.
 #define NUMBER_LARGER(a, b) (b > a ? b : a)
+#define KEEP_LARGER(all, lost, v) all = NUMBER_LARGER(all, v)
 
 #if HEADS
 SLOPES(R)
@@ -152,19 +165,25 @@ __kernel UNVECTORIZED void softmax(__global MEM(T) *m0, __global const MEM(T) *m
 #if MASKED
         __global const MEM(T) *mask = GLUE(m, MASKED) + row_of(&p, MASKED, row);
 #endif
-        COLLECT(each, NUMBER_LARGER, -INFINITY, LOGITS)
+        COLLECT(each, NUMBER_LARGER, KEEP_LARGER, -INFINITY, LOGITS)
         const R found = largest_group(largest_lanes(each), scratch);
         most = LARGER(most, found);
 
-        V(T) sums = (V(T))(0);
+        V(T) sums = (V(T))(0), lost = (V(T))(0), some = (V(T))(0);
+        int left = BLOCK;
         FOR_ELEMENTS {
             FETCH_NEXT;
             const V(T) e = FUNCTION(exp, T)(LOGITS - most);
 #if KEPT
             PUT(T)(e, out + l * p.line[0], i, STEP(0), HERE);
 #endif
-            sums += OR(e, 0);
+            some += OR(e, 0);
+            if (--left > 0) continue;
+            left = BLOCK;
+            ADD(sums, lost, some);
+            some = (V(T))(0);
         }
+        ADD(sums, lost, some);
         R sum = sum_group(sum_lanes(sums), scratch);
 #if HEADS
         sum += exp(sink - most);

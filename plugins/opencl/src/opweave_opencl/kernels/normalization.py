@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Step
+from opweave_opencl.kernels.reduction import BLOCK
 from opweave_opencl.kernels.table import FLOATS, KERNELS
 from opweave_opencl.kernels.words import as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
@@ -164,7 +165,7 @@ def _rows(
     group = tuning.row_group
     groups = min(rows, tuning.most_groups)
     whole = n % tuning.vector == 0 and all(own[-1] == 1 for own in strides)
-    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector}
+    values = macros | {"OPERANDS": len(operands), "VEC": tuning.vector, "BLOCK": BLOCK.value}
     values |= {"WIDE": int(not dtype.is_half), "WHOLE": int(whole)}
     texts = {"T": dtype.name, **{name: str(value) for name, value in values.items()}}
     program = stream.target.programs.get("normalization", texts | stream.target.sharing())

@@ -3,9 +3,9 @@
 //   rows     the work-items of a group go along the innermost reduced axis; a group takes consecutive outputs
 //   columns  each work-item computes consecutive outputs, up to STRIP vectors of them
 //
-// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; ACCESSES, ACCESS of each type; A, ACC and OUT, the
-// types of the source, of what is combined, and of the output; COMBINE, a macro of combining.cl, and START, its neutral element; SCALED,
-// whether results are multiplied by a number; what elements are mapped to before: CENTERED, the squares of their
+// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; BLOCK, vectors that are combined on their own, so that
+// large sums keep small addends; ACCESSES, ACCESS of each type; A, ACC and OUT, the types of the source, of what is
+// combined, and of the output; COMBINE, a macro of combining.cl, and START, its neutral element; SCALED, whether results are multiplied by a number; what elements are mapped to before: CENTERED, the squares of their
 // distances from a number for each output; EQUAL, whether they equal those of a second source of type A.
 
 #include "groups.cl"
@@ -44,8 +44,6 @@ ACCESSES
 #define MAP(v, w) TON(ACC, VEC, v)
 #endif
 
-// Some consecutive additions make a sum of their own, so that large sums keep small addends.
-#define BLOCK 256
 
 // Sets ``i`` to the first of the innermost reduced elements of part ``part``, and so on.
 #define ENTER_PART(part) \
@@ -87,29 +85,29 @@ __kernel UNVECTORIZED void rows(__global MEM(OUT) *out, __global const MEM(A) *x
 #if CENTERED
         const V(ACC) middle = (V(ACC))(LOAD(ACC, center, other));
 #endif
-        V(ACC) all = (V(ACC))(START);
+        V(ACC) all = (V(ACC))(START), partial = (V(ACC))(START);
+        int left = BLOCK;
         for (long o = outer_first; o < outer_last; o++) {
             __global const MEM(A) *row = source + offset_of(o, p.rank, p.shape, p.stride[0]) + first * p.stride[0][0];
 #if EQUAL
             __global const MEM(A) *second = y + other + offset_of(o, p.rank, p.shape, p.stride[1]) + first * p.stride[1][0];
 #endif
-            const long n = last - first;
-            for (long start = 0; start < n; start += BLOCK * GROUP * VEC) {
-                const long end = FEWER(start + BLOCK * GROUP * VEC, n);
-                V(ACC) partial = (V(ACC))(START);
-                for (long i = start + (long)get_local_id(0) * VEC; i < end; i += GROUP * VEC) {
-                    const int count = COUNT(i, end);
-                    const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
+            FOR_SHARE(i, last - first) {
+                const int count = COUNT(i, last - first);
+                const V(A) v = TAKE(A)(row, i, p.stride[0][0], count);
 #if EQUAL
-                    const V(A) w = TAKE(A)(second, i, p.stride[1][0], count);
+                const V(A) w = TAKE(A)(second, i, p.stride[1][0], count);
 #endif
-                    V(ACC) mapped = MAP(v, w);
-                    if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
-                    partial = COMBINE(partial, mapped);
-                }
+                V(ACC) mapped = MAP(v, w);
+                if (count < VEC) mapped = AMONG_FIRST(ACC, count) ? mapped : (V(ACC))(START);
+                partial = COMBINE(partial, mapped);
+                if (--left > 0) continue;
+                left = BLOCK;
                 all = COMBINE(all, partial);
+                partial = (V(ACC))(START);
             }
         }
+        all = COMBINE(all, partial);
         const VAL(ACC) result = reduced_group(reduced_lanes(all), scratch);
         if (get_local_id(0) == 0) STORE(OUT, TO(OUT, RESULT(result)), target, 0);
     }
@@ -135,28 +133,28 @@ __kernel UNVECTORIZED void columns(__global MEM(OUT) *out, __global const MEM(A)
         out += i * p.kept_stride[0][axis], x += i * p.kept_stride[1][axis], other += i * p.kept_stride[2][axis];
     }
     V(ACC) all[STRIP], partial[STRIP];
-    FOR_STRIP(k) all[k] = (V(ACC))(START);
+    int left = BLOCK;
+    FOR_STRIP(k) all[k] = partial[k] = (V(ACC))(START);
 #if CENTERED
     V(ACC) middles[STRIP];
     FOR_STRIP(k) middles[k] = TAKE(ACC)(center + other, k * VEC, p.kept_stride[2][0], COUNT(k * VEC, width));
 #endif
     for (long o = outer_first; o < outer_last; o++) {
         __global const MEM(A) *row = x + offset_of(o, p.rank, p.shape, p.stride[0]);
-        for (long start = first; start < last; start += BLOCK) {
-            const long end = FEWER(start + BLOCK, last);
-            FOR_STRIP(k) partial[k] = (V(ACC))(START);
-            for (long i = start; i < end; i++) {
-                FOR_STRIP(k) {
-                    const V(A) v = TAKE(A)(row + i * p.stride[0][0], k * VEC, p.kept_stride[1][0], COUNT(k * VEC, width));
+        for (long i = first; i < last; i++) {
+            FOR_STRIP(k) {
+                const V(A) v = TAKE(A)(row + i * p.stride[0][0], k * VEC, p.kept_stride[1][0], COUNT(k * VEC, width));
 #if CENTERED
-                    const V(ACC) middle = middles[k];
+                const V(ACC) middle = middles[k];
 #endif
-                    partial[k] = COMBINE(partial[k], MAP(v, v));
-                }
+                partial[k] = COMBINE(partial[k], MAP(v, v));
             }
-            FOR_STRIP(k) all[k] = COMBINE(all[k], partial[k]);
+            if (--left > 0) continue;
+            left = BLOCK;
+            FOR_STRIP(k) all[k] = COMBINE(all[k], partial[k]), partial[k] = (V(ACC))(START);
         }
     }
+    FOR_STRIP(k) all[k] = COMBINE(all[k], partial[k]);
     FOR_STRIP(k) PUT(OUT)(TON(OUT, VEC, RESULT(all[k])), out, k * VEC, p.kept_stride[0][0], COUNT(k * VEC, width));
 }
 #endif

@@ -13,11 +13,12 @@ from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
+from opweave_opencl.tuning import limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
-__all__ = ["STRIP", "accumulator", "smallest"]
+__all__ = ["BLOCK", "STRIP", "accumulator", "smallest"]
 
 I64: Final = as_dtype("i64")
 F32: Final = as_dtype("f32")
@@ -43,6 +44,10 @@ STEP: Final = 16
 
 STRIP: Final = 32
 """The most vectors of columns that a work-item of a processor computes at once, so that it reads memory by lines."""
+
+
+BLOCK: Final = limit("summed_block", 128, 1, 128, bounds=(1, 128))
+"""Vectors that are combined one after another to a result of their own: the fewer they are, the smaller the errors."""
 
 
 class Walk(NamedTuple):
@@ -239,7 +244,7 @@ def _call(
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),
         "COMBINE": combination.macro, "START": combination.neutral, "SCALED": int(scale is not None),
         "CENTERED": int(center is not None), "EQUAL": int(equal is not None), "COLUMNS": int(walk.columns),
-        "VEC": tuning.vector, "STRIP": most,
+        "VEC": tuning.vector, "STRIP": most, "BLOCK": BLOCK.value,
     }  # fmt: skip
     macros |= stream.target.sharing()
     program = stream.target.programs.get("reduction", {name: str(value) for name, value in macros.items()})
