@@ -98,7 +98,7 @@ def _write(tensor: Tensor, array: Array, locations: Sequence[Location]) -> None:
 def _lies_in(array: Array, where: Location) -> bool:
     """Whether a device uses an array of the host where it lies."""
     buffer, offset, _ = where
-    return buffer.is_host and buffer.location(offset) == (0, array.__array_interface__["data"][0])
+    return bool(buffer.is_host and buffer.location(offset) == (0, array.__array_interface__["data"][0]))
 
 
 def evict(tensors: Iterable[Tensor], device: Device) -> None:

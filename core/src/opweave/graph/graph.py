@@ -266,7 +266,8 @@ def location_of(tensor: Tensor) -> tuple[int, int] | None:
     if leaf is None:
         return None
     if leaf.placement is not None:
-        return leaf.placement.buffer.location(leaf.placement.offset)
+        where: tuple[int, int] = leaf.placement.buffer.location(leaf.placement.offset)
+        return where
     if leaf.data is not None:
         return 0, leaf.data.__array_interface__["data"][0]
     return None

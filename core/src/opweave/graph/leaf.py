@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from opweave.graph.shards import Shards
     from opweave.graph.tensor import Tensor
-    from opweave.runtime.buffer import Buffer
 
 __all__ = ["Leaf", "LeafKind", "Location", "Placement", "Spec"]
 
@@ -32,9 +31,12 @@ class Spec(NamedTuple):
 
 
 class Location(NamedTuple):
-    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what `BufferType._init` returned for it."""
+    """A position in memory: byte ``offset`` of ``buffer``; ``handle`` is what `BufferType._init` returned for it.
 
-    buffer: Buffer
+    Graphs do not know devices, so that the type of ``buffer`` is left open here: it is an `opweave.contract.Buffer`.
+    """
+
+    buffer: Any
     offset: int
     handle: Any = None
 
@@ -43,7 +45,7 @@ class Placement(NamedTuple):
     """The memory of a tensor: byte ``offset`` of ``buffer``; ``handle`` is what `BufferType._init` returned for it."""
 
     tensor: Tensor
-    buffer: Buffer
+    buffer: Any
     offset: int
     handle: Any = None
 
@@ -59,7 +61,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._strong: dict[Any, Location] = {}
-        self._weak: dict[Any, tuple[ref[Buffer], int, Any]] = {}
+        self._weak: dict[Any, tuple[ref[Any], int, Any]] = {}
 
     def __setitem__(self, key: Any, location: Location) -> None:
         self._strong[key] = location
@@ -83,7 +85,7 @@ class Copies:
         taken = known()
         return None if taken is None else Location(taken, offset, handle)
 
-    def _gone(self, key: Any, known: ref[Buffer]) -> None:
+    def _gone(self, key: Any, known: ref[Any]) -> None:
         """Called when the buffer of an entry was freed: removes the entry, and with it the handle."""
         if key in self._weak and self._weak[key][0] is known:
             del self._weak[key]

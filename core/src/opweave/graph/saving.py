@@ -100,7 +100,8 @@ def values(tensor: Tensor) -> Array | None:
     buffer, offset, _ = leaf.placement
     buffer.device.synchronize()
     shape = array_shape(tensor.shape, tensor.dtype)
-    return buffer.read(offset, tensor.nbytes).view(tensor.dtype.numpy).reshape(shape)
+    data: np.ndarray[Any, Any] = buffer.read(offset, tensor.nbytes)
+    return data.view(tensor.dtype.numpy).reshape(shape)
 
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:

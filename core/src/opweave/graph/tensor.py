@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from opweave.graph.opdef import OpDef
     from opweave.graph.precision import Precision
-    from opweave.runtime.memory import BufferType
 
 __all__ = ["Signature", "Tensor", "as_tensor", "constant", "input", "new_leaf", "node", "view_node"]
 
@@ -65,7 +64,7 @@ class Signature:
         attrs: dict[str, Any],
         out: Window,
         srcs: tuple[Window, ...],
-        memories: tuple[BufferType | None, ...] = (),
+        memories: tuple[Any, ...] = (),
         precision: Precision = "exact",
         constant: frozenset[int] = frozenset(),
         whole: frozenset[int] = frozenset(),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from opweave.contract.device import Caps, DeviceHooks, DeviceProps, Kind
 from opweave.contract.kernels import KernelTable
@@ -24,7 +24,6 @@ from opweave.graph.layout import nbytes
 from opweave.graph.precision import check_precision, is_within
 from opweave.lifecycle import keep_forever, notify_after_fork
 from opweave.runtime.buffer import Buffer, MultiBuffer
-from opweave.runtime.capabilities import caps_of, stream_caps
 from opweave.runtime.memory import BufferType
 from opweave.runtime.space import add_queue
 from opweave.runtime.stream import Stream
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
 
-__all__ = ["Device"]
+__all__ = ["Device", "StreamCaps", "caps_of", "stream_caps"]
 
 T = TypeVar("T")
 
@@ -416,3 +415,51 @@ class Device(DeviceHooks):
             return hook(step)
         except Exception as error:
             raise_backend_failure(error, self.name, doing, step.op)
+
+
+class StreamCaps(NamedTuple):
+    """Which hooks the streams of a class override; see `Caps`."""
+
+    asynchronous: bool
+    events: bool
+    fuse: bool
+    functional: bool
+
+
+_CAPS: Final[WeakKeyDictionary[type[Device], Caps]] = WeakKeyDictionary()
+
+
+def caps_of(cls: type[Device], base: type[Device]) -> Caps:
+    """The capabilities of a class of devices: what it overrides of ``base``, which is `Device`."""
+    caps = _CAPS.get(cls)
+    if caps is None:
+
+        def has(name: str) -> bool:
+            return getattr(cls, name) is not getattr(base, name)
+
+        streams = stream_caps(cls.stream_class)
+        caps = _CAPS[cls] = Caps(
+            fill=has("_fill"),
+            copy=has("_copy"),
+            import_host=has("_import_host"),
+            map=has("_map"),
+            asynchronous=streams.asynchronous,
+            events=streams.events,
+            fuse=streams.fuse,
+            offload=has("_offload"),
+            pinned=has("host_buffer_type"),
+            functional=streams.functional,
+            typed=has("_put") and has("_get"),
+        )
+    return caps
+
+
+def stream_caps(cls: type[Stream]) -> StreamCaps:
+    """The capabilities of a class of streams."""
+    functional = cls._compile_functional is not Stream._compile_functional
+    return StreamCaps(
+        asynchronous=cls._synchronize is not Stream._synchronize,
+        events=cls._record is not Stream._record,
+        fuse=functional or cls._fuse is not Stream._fuse,
+        functional=functional,
+    )

@@ -11,7 +11,6 @@ from opweave.graph.opdef import OPS
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Step
-    from opweave.runtime.stream import Stream
 
 __all__ = ["check_fusion", "pointwise_groups"]
 
@@ -90,14 +89,16 @@ def _crosses(a: Arg, b: Arg) -> bool:
     return a.offset < b.offset + b.span and b.offset < a.offset + a.span
 
 
-def check_fusion(stream: Stream, steps: Sequence[Step], groups: Sequence[Group]) -> None:
+def check_fusion(what: str, steps: Sequence[Step], groups: Sequence[Group]) -> None:
     """Check that ``groups`` contain every step once, and that each access to a value sees the same writes as before.
+
+    Args:
+        what: whose ``_fuse`` returned them, for messages.
 
     Raises:
         Broken: something is no `Group`; a step is missing, repeated or invented, or was moved across a step that it
             depends on.
     """
-    what = f"{type(stream).__name__}._fuse of {stream.device.name}"
     wrong = next((type(group).__name__ for group in groups if not isinstance(group, Group)), None)
     if wrong is not None:
         raise Broken(f"{what} must return groups of steps, opweave.contract.Group, not {wrong}")

@@ -139,7 +139,7 @@ class Stream(StreamState):
         except Exception as error:
             raise_backend_failure(error, self.device.name, "fusing steps")
         if type(self)._fuse is not Stream._fuse:
-            check_fusion(self, steps, groups)
+            check_fusion(f"{type(self).__name__}._fuse of {self.device.name}", steps, groups)
         return groups
 
     def compile(self, groups: Sequence[Group | Step]) -> Plan:

@@ -124,7 +124,7 @@ class _Splitter:
         for source in tensor.srcs:
             leaf = source.memory.leaf
             if leaf is not None and leaf.placement is not None:
-                name = leaf.placement.buffer.device.name
+                name: str = leaf.placement.buffer.device.name
                 if name in self.devices:
                     return name
         return self.devices[0]
