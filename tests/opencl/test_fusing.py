@@ -82,3 +82,11 @@ def test_a_conversion_to_a_narrower_type_rounds_inside_of_a_chain(device):
         got, _ = run(device, ow.cast(ow.cast(x * 3.0, name), "f32") - x, x=a)
         want = (a * np.float32(3)).astype(ow.as_dtype(name).numpy).astype(np.float32) - a
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_bound_that_the_type_does_not_hold_is_rounded_within_a_chain_too(device, dtype):
+    x = ow.input("x", (5,), dtype)
+    a = np.array([-1, -0.5, 0, 0.5, 1], ow.as_dtype(dtype).numpy)
+    got, _ = run(device, ow.cast(ow.clamp(x, min=-0.3), "f32"), x=a)
+    np.testing.assert_array_equal(got, np.maximum(a, np.array(-0.3, a.dtype)).astype(np.float32))

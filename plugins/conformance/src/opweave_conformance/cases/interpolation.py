@@ -26,11 +26,16 @@ def cases() -> Iterator[Case]:
             yield case(
                 "interpolate", Operand((1, 2, 9, 8), dtype), scale_factor=(1.7, 0.6), mode=mode, tag=f"{mode}-scaled"
             )
+            x = Operand((1, 2, 3, 4), dtype)  # an axis that keeps its length, and is stretched nevertheless
+            yield case("interpolate", x, scale_factor=(1.2, 1.7), mode=mode, tag=f"{mode}-stretched")
             for layout in LAYOUTS:
                 yield case("interpolate", Operand((3, 2, 5, 6), dtype, layout), scale_factor=2, mode=mode, tag=mode)
         line, cube = Operand((2, 3, 9), dtype), Operand((1, 2, 3, 4, 5), dtype)
         yield case("interpolate", line, size=13, mode="linear")
         yield case("interpolate", line, size=13, tag="nearest")
+        yield case("interpolate", line, scale_factor=1.1, mode="linear", tag="stretched")
+        yield case("interpolate", line, scale_factor=1.1, tag="nearest-stretched")
+        yield case("interpolate", cube, scale_factor=(1.2, 1.2, 1.7), mode="trilinear", tag="stretched")
         yield case("interpolate", cube, size=(5, 3, 7), mode="trilinear")
         yield case("interpolate", cube, size=(5, 3, 7), tag="nearest")
     for dtype in ("i32", "u8", "bool"):

@@ -16,7 +16,7 @@ def _solved(a: Tensor, b: Tensor, *, upper: bool = False, unitriangular: bool = 
 
 def cases() -> Iterator[Case]:
     for dtype in FLOATS:
-        for shape in ((1,), (3, 2), (2, 3, 16), (5, 128), (2, 1024)):
+        for shape in ((1,), (3, 2), (9, 2), (2, 3, 16), (5, 128), (2, 1024)):
             yield case("hadamard_transform", Operand(shape, dtype), scale=shape[-1] ** -0.5)
         for layout in LAYOUTS:
             yield case("hadamard_transform", Operand((4, 8), dtype, layout))
@@ -30,8 +30,9 @@ def cases() -> Iterator[Case]:
         for layout in LAYOUTS:
             a, b = Operand((4, 4), dtype, layout, "fraction"), Operand((4, 3), dtype, layout)
             yield case("solve_triangular", a, b, build=_solved)
-        a, b = Operand((2, 3, 4, 4), dtype, values="fraction"), Operand((2, 3, 4, 5), dtype)
-        yield case("solve_triangular", a, b, upper=True)
+        for lead, columns in (((2, 3), 5), ((9,), 1)):  # nine: one more than a group of work-items may have
+            a, b = Operand((*lead, 4, 4), dtype, values="fraction"), Operand((*lead, 4, columns), dtype)
+            yield case("solve_triangular", a, b, upper=True)
         for square in ((1, 1), (4, 4), (7, 4, 4), (2, 3, 16, 16)):
             yield case("sinkhorn", Operand(square, dtype), iterations=3)
         yield case("sinkhorn", Operand((4, 4), dtype), tag="as-usual")

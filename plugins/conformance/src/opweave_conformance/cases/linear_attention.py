@@ -11,7 +11,7 @@ from opweave.graph.tensor import Tensor
 from opweave_conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 
 SIZES: Final[tuple[tuple[int, int, int, int, int], ...]] = (
-    (1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 2, 33, 16, 16), (1, 4, 1, 64, 64), (1, 2, 70, 33, 20)
+    (1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 9, 2, 3, 2), (1, 2, 33, 16, 16), (1, 4, 1, 64, 64), (1, 2, 70, 33, 20)
 )  # fmt: skip
 """Batch, heads, tokens, size of keys, size of values."""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from opweave_conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 
-SIZES: Final = ((1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 8, 33, 16, 65), (1, 4, 1, 64, 300))
+SIZES: Final = ((1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 2, 9, 3, 2), (1, 8, 33, 16, 65), (1, 4, 1, 64, 300))
 """Batch, heads, tokens, size, keys."""
 
 

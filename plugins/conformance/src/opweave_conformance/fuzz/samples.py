@@ -38,6 +38,10 @@ COUNT: Final = 5
 FACTOR: Final = 4.0
 """A device may be so many times as far from the reference as the farthest sample."""
 
+SATURATING: Final = frozenset({"sigmoid", "silu", "silu_backward", "gelu_quick", "swiglu", "swiglu_oai"})
+"""Operations by a sigmoid, which is 0 in some libraries (ONNX Runtime's below -18) where it is less than the last place
+of its largest values, 2**-25; of products with it, that times the first source."""
+
 _ULPS: Final = {f32: 2.0**-19, f64: 2.0**-48}
 """How far sources are moved, relative to themselves: 16 units in the last place."""
 
@@ -122,11 +126,30 @@ def _value(tensor: Tensor, known: Mapping[Tensor, Samples], i: int, rng: np.rand
             region = _window(target, whole, copy=False)
             op.reference(region, *arrays[1:], **tensor.attrs)
             if i and limit:
-                region[...] = _moved(region, limit, i, rng)
+                region[...] = _moved(region, limit, 0.0, i, rng)
             return whole
         value = np.empty(array_shape(tensor.shape, tensor.dtype), tensor.dtype.numpy)
         np.copyto(value, op.reference(*arrays, **tensor.attrs), casting="unsafe")
-        return _moved(value, limit, i, rng) if i and limit else value
+        if not i or not limit:
+            return value
+        return _moved(value, limit, _hidden(tensor, arrays), i, rng)
+
+
+def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
+    """Errors that moving sources and results does not show: of large terms within the operation that cancel."""
+    op = tensor.op
+    assert op is not None
+    wide = [array.astype(np.float64) for array in arrays[:4]]
+    eps = 2.0**-48 if tensor.dtype is f64 else 2.0**-20
+    if op.name in SATURATING and tensor.dtype is not f64:
+        return 2.0**-25 * (1.0 if op.name == "sigmoid" else np.abs(wide[0]))
+    if op.name == "attention_backward":
+        # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
+        grad, q, k, v = wide
+        largest = max(float(np.abs(q).max(initial=0)), float(np.abs(k).max(initial=0)))
+        gains = float(np.abs(grad).max(initial=0) * np.abs(v).max(initial=0)) * v.shape[-1]
+        return eps * gains * largest * float(tensor.attrs["scale"] or 1.0)
+    return 0.0
 
 
 def _window(tensor: Tensor, root: Array, *, copy: bool = True) -> Array:
@@ -146,7 +169,8 @@ def _moved_source(array: Array, source: Tensor, rng: np.random.Generator) -> Arr
     return np.asarray(array * (1 + ulps * rng.choice((-1.0, 1.0), array.shape)), array.dtype)
 
 
-def _moved(value: Array, limit: float, i: int, rng: np.random.Generator) -> Array:
+def _moved(value: Array, limit: float, least: Any, i: int, rng: np.random.Generator) -> Array:
+    """The values moved by ``limit`` of what they and all of them are, ``least`` at least."""
     wide = value.astype(np.float64)
     finite = np.isfinite(wide)
     power = float(np.sqrt(np.mean(np.square(wide, where=finite, out=np.zeros_like(wide)))))
@@ -154,7 +178,8 @@ def _moved(value: Array, limit: float, i: int, rng: np.random.Generator) -> Arra
     if signs is None:
         signs = rng.choice((-1.0, 1.0), wide.shape)
     # Below its smallest normal number f16 has fewer digits than the limit says: at least one step between numbers.
-    least = float(np.finfo(np.float16).smallest_subnormal) if value.dtype == np.float16 else 0.0
+    if value.dtype == np.float16:
+        least = np.maximum(least, float(np.finfo(np.float16).smallest_subnormal))
     return np.where(finite, wide + signs * np.maximum(limit * (np.abs(wide) + power), least), wide).astype(value.dtype)
 
 

@@ -29,12 +29,19 @@ static inline long place(const long lead, const long *shape, const long *stride,
     return at;
 }
 
+// Whether number i is behind the last row or matrix: a work-item that fills up a group.
+static inline bool is_behind(const long lead, const long *shape, long i)
+{
+    for (int axis = 0; axis < lead; axis++) i /= shape[axis];
+    return i > 0;
+}
+
 #ifdef HADAMARD
 // One work-item for each element: a sum over its row with the signs of the matrix.
 __kernel void hadamard(__global MEM(T) *out, __global const MEM(T) *x, const Params p)
 {
     const long i = get_global_id(0), row = get_global_id(1);
-    if (i >= p.n) return;
+    if (i >= p.n || is_behind(p.lead, p.shape, row)) return;
     x += p.offset[1] + place(p.lead, p.shape, p.x_lead, row);
     VAL(T) sum = 0;
     for (long j = 0; j < p.n; j++) {
@@ -51,7 +58,7 @@ __kernel void solve(__global MEM(T) *out, __global const MEM(A) *a, __global con
                     const Params p)
 {
     const long column = get_global_id(0), matrix = get_global_id(1);
-    if (column >= p.columns) return;
+    if (column >= p.columns || is_behind(p.lead, p.shape, matrix)) return;
     a += p.offset[2] + place(p.lead, p.shape, p.a_lead, matrix);
     b += p.offset[1] + place(p.lead, p.shape, p.x_lead, matrix) + column * p.x_step[1];
     out += p.offset[0] + place(p.lead, p.shape, p.out_lead, matrix) + column * p.out_step[1];

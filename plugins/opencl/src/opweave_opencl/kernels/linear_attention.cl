@@ -19,7 +19,7 @@ __kernel void recur(__global MEM(T) *out, __global const MEM(T) *q, __global con
                     __global const MEM(B) *b, __global const MEM(STATE) *state, const Params p)
 {
     const long column = get_global_id(0), head = get_global_id(1), image = get_global_id(2);
-    if (column >= p.width) return;
+    if (column >= p.width || head >= p.heads) return; // work-items that fill up groups
     const long head_of_q = HEAD(q, 1), head_of_k = HEAD(k, 2), head_of_v = HEAD(v, 3);
     VAL(T) s[SIZE];
     for (int i = 0; i < SIZE; i++)

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.table import KERNELS
@@ -164,7 +166,10 @@ class Writer:
         if step.op == "pow" and dtype.is_integer:
             self.helper(f"WHOLE_POWER({dtype})")
         variant = f"_{step.attrs[formula.variant]}" if formula.variant else ""
-        numbers = [self.number(step.attrs[name], dtype) for name in formula.numbers]
+        given = [step.attrs[name] for name in formula.numbers]
+        if step.op == "clamp" and dtype.is_half:  # they are results, which later steps see rounded
+            given = [float(np.asarray(value).astype(dtype.numpy)) for value in given]
+        numbers = [self.number(value, dtype) for value in given]
         typed = step.srcs[0].dtype if formula.of_source else dtype
         return f"op_{step.op}{variant}({', '.join([typed.name, *values, *numbers])})"
 

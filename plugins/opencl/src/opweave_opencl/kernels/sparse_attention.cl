@@ -13,7 +13,7 @@ __kernel void scores(__global MEM(T) *out, __global const MEM(T) *q, __global co
                      __global const MEM(W) *w, const Params p)
 {
     const long key = get_global_id(0), token = get_global_id(1), image = get_global_id(2);
-    if (key >= p.keys) return;
+    if (key >= p.keys || token >= p.tokens) return; // work-items that fill up groups
     k += p.offset[2] + image * p.k_step[0] + key * p.k_step[1];
     q += p.offset[1] + image * p.q_step[0] + token * p.q_step[2];
     w += p.offset[3] + image * p.w_step[0] + token * p.w_step[2];

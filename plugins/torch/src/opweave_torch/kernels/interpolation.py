@@ -42,6 +42,17 @@ def _is_exact(step: Step) -> bool:
     return True
 
 
+def _copies_an_axis(step: Step) -> bool:
+    """Whether torch would copy elements along an axis on which others are meant: it keeps its length, by a factor that
+    is not 1."""
+    attrs, lengths = step.attrs, step.srcs[0].shape[2:]
+    if attrs["align_corners"] or not attrs["scale_factor"]:
+        return False
+    return any(
+        n == m and f not in (0.0, 1.0) for n, m, f in zip(lengths, attrs["size"], attrs["scale_factor"], strict=True)
+    )
+
+
 def _native(mode: str, attrs: dict[str, Any], x: Tensor, out: Tensor) -> Call:
     function = out_function(_NAMES[mode, len(attrs["size"])])
     factors = attrs["scale_factor"] or (None,) * len(attrs["size"])
@@ -52,8 +63,10 @@ def _native(mode: str, attrs: dict[str, Any], x: Tensor, out: Tensor) -> Call:
 # --- weighted sums of neighbours ------------------------------------------------------------------------------------
 
 
-def _is_nearest(step: Step) -> str | None:
-    return "it takes the nearest element, and no weighted sum" if step.attrs["mode"] == "nearest" else None
+def _why_not_weighted(step: Step) -> str | None:
+    if step.attrs["mode"] == "nearest":
+        return "it sums weighted elements, and does not take the nearest one"
+    return "torch copies an axis that keeps its length, whatever its factor" if _copies_an_axis(step) else None
 
 
 def _f64_arrays(step: Step) -> Arrays:
@@ -62,7 +75,7 @@ def _f64_arrays(step: Step) -> Arrays:
     return {"wide": (f64, step.srcs[0].shape), "result": (f64, step.out.shape)}
 
 
-@KERNELS("interpolate", dtypes=FLOATS, when=_is_nearest, workspace=_f64_arrays)
+@KERNELS("interpolate", dtypes=FLOATS, when=_why_not_weighted, workspace=_f64_arrays)
 def weighted(stream: Stream, op: str, out: Arg, x: Arg, *, mode: str, **given: Any) -> Call:
     source, target = tensor(x), tensor(out)
     if "wide" not in given or source.device.type == "mps":  # which has no f64
@@ -74,8 +87,12 @@ def weighted(stream: Stream, op: str, out: Arg, x: Arg, *, mode: str, **given: A
 # --- nearest elements -----------------------------------------------------------------------------------------------
 
 
+def _why_not_nearest(step: Step) -> str | None:
+    return None if step.attrs["mode"] == "nearest" else "it takes the nearest element, and no weighted sum"
+
+
 def _is_native(step: Step) -> bool:
-    return step.out.dtype.is_float and _is_exact(step)
+    return step.out.dtype.is_float and _is_exact(step) and not _copies_an_axis(step)
 
 
 def _intermediate_arrays(step: Step) -> Arrays:
@@ -86,7 +103,7 @@ def _intermediate_arrays(step: Step) -> Arrays:
     return {f"axes{i}": (step.out.dtype, (*shape[:2], *size[:i], *shape[2 + i :])) for i in range(1, len(size))}
 
 
-@KERNELS("interpolate", dtypes=PLAIN, workspace=_intermediate_arrays)
+@KERNELS("interpolate", dtypes=PLAIN, when=_why_not_nearest, workspace=_intermediate_arrays)
 def nearest(
     stream: Stream, op: str, out: Arg, x: Arg, *, axes1: Arg | None = None, axes2: Arg | None = None, **attrs: Any
 ) -> Call:
