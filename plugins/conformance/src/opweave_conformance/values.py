@@ -41,6 +41,8 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         return _make_blocks(rng, shape, dtype, special=operand.values == "special")
     if operand.values == "ids":
         base = rng.permutation(max(operand.high, 1))
+        largest = int(base.argmax())  # in every run, so that it leads outside in all of them or in none
+        base[[0, largest]] = base[[largest, 0]]
         return np.resize(base, size).reshape(shape).astype(dtype.numpy)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(np.bool_)
