@@ -1,6 +1,8 @@
 """Arithmetic, elementary functions and conversions, against NumPy and torch."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +21,9 @@ TORCH = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
-BINARY = {"add": (ow.add, np.add), "sub": (ow.sub, np.subtract), "mul": (ow.mul, np.multiply)}
+BINARY: dict[str, tuple[Callable[[Any, Any], ow.Tensor], np.ufunc]] = {
+    "add": (ow.add, np.add), "sub": (ow.sub, np.subtract), "mul": (ow.mul, np.multiply),
+}  # fmt: skip
 UNARY = {
     "exp": torch.exp,
     "log": torch.log,

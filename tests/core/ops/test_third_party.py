@@ -5,15 +5,19 @@ half types."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.graph.opdef import OPS, Limits, OpDef, Sample
+from opweave.graph.opdef import OPS, Example, Limits, OpDef, Sample
 from opweave.graph.tensor import input as leaf
 from opweave.graph.tensor import node
+from opweave.host.device import HostDevice
 from opweave.scheduler.place.precision import precisions_of
 from opweave_conformance import cases_for, limits, run_case
+from opweave_conformance.case import LAYOUTS
 from opweave_conformance.levels.operations import third_party_checks
 from opweave_cost.cost_model import Curve, OpCost, Profile
 from opweave_cost.measure import measure
@@ -117,6 +121,24 @@ def test_conformance_judges_it_by_its_own_limits(define):
     assert {run_case(off, c).status for c in cases if c.operands[0].dtype == "f32"} == {"failed"}
     define(samples=samples, limits={"f32": Limits(1e-4, 1e-2)})
     assert {run_case(off, c).status for c in cases_for("acme_gram") if c.operands[0].dtype == "f32"} == {"passed"}
+
+
+def test_examples_are_cases_in_all_shapes_and_layouts(monkeypatch):
+    def cube(x):
+        return np.asarray(x, np.float64) ** 3
+
+    examples = (Example("f32 f16"), Example("i32", values="ties", tag="whole"))
+    facts: dict[str, Any] = {"infer": lambda x: (x.shape, x.dtype), "reference": cube, "pointwise": True, "sources": 1}
+    monkeypatch.setitem(OPS, "acme_cube", OpDef("acme_cube", examples=examples, **facts))
+    assert OPS["acme_cube"].dtypes.split() == ["f32", "f16", "i32"]
+    cases = cases_for("acme_cube")
+    assert {c.operands[0].dtype for c in cases} == {"f32", "f16", "i32"}
+    assert {c.operands[0].layout for c in cases} == {"contiguous", *LAYOUTS}
+    assert {c.id.endswith("ties-whole") for c in cases if c.operands[0].dtype == "i32"} == {True}
+    assert {run_case(HostDevice(), c).status for c in cases} == {"passed"}
+    monkeypatch.setitem(OPS, "acme_cube", OpDef("acme_cube", examples=(Example("f32", values="odd"),), **facts))
+    with pytest.raises(ow.UnknownNameError, match="acme_cube"):
+        cases_for("acme_cube")
 
 
 def test_limits_come_from_the_definition(define):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
 
 __all__ = [
-    "OPS", "ROUGH", "SAMPLE_IDS", "Gradient", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op",
+    "OPS", "ROUGH", "SAMPLE_IDS", "Example", "Gradient", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op",
     "flops_per_element",
 ]  # fmt: skip
 
@@ -65,6 +65,23 @@ class Sample(NamedTuple):
     products: Callable[[], list[Tensor]] | None = None
 
 
+class Example(NamedTuple):
+    """Operands with which conformance tests try an operation that works element by element: all of one type and shape,
+    in many shapes and layouts.
+
+    Attributes:
+        dtypes: names of the types, which `OpDef.dtypes` unites.
+        values: what the operands are filled with, as the cases of ``opweave_conformance`` call it.
+        tag: the end of the names of these cases.
+        attrs: what the builder is given behind the operands.
+    """
+
+    dtypes: str
+    values: str = "normal"
+    tag: str = ""
+    attrs: Mapping[str, Any] = {}
+
+
 ROUGH: Final[Mapping[Precision, Limits]] = MappingProxyType({"bf16": Limits(3e-5, 4e-2), "int8": Limits(2e-4, 1e-1)})
 """Limits of products that are computed less than exactly. Rounding two operands and the result to 8 significant bits
 adds a mean square error of 3 · 2.5e-6. Rounding an activation to 1/127 of the largest of its block of 32 adds about
@@ -92,8 +109,8 @@ class OpDef:
             ``writes`` is set, its first argument is the region to write, which it changes in place.
         build: the public function that checks arguments and makes the node.
         gradient: builds the gradients of the sources (`Gradient`); ``None``: `opweave.gradients` refuses a path through
-            the operation. Those of opweave's own operations are in `opweave.ops.gradients`, which is imported when
-            gradients are first asked for.
+            the operation. Those of opweave's own operations that are long or are made of other families' operations are
+            in `opweave.ops.gradients`, which is imported when gradients are first asked for.
         inplace: positions of sources whose memory the output may overwrite, element by element.
         writes: the node writes into the memory of its first source, a state, and is the next version of it.
         is_view: the node is another window of its source's bytes; no backend computes it.
@@ -121,6 +138,9 @@ class OpDef:
         runs_like: name of an operation that takes about as long for the same bytes and operations; its measurements
             predict the cost of this operation if it has none of its own. Default: ``"add"``.
         samples: returns the nodes with which profiles measure the operation; ``None``: it is not measured.
+        sources: how many sources it has; 0 where that differs.
+        examples: for an operation that works element by element on operands of one type, those that conformance tests
+            make its cases of.
     """
 
     name: str
@@ -145,6 +165,8 @@ class OpDef:
     runs_like: str = "add"
     samples: Callable[[], Iterable[Sample]] | None = None
     gradient: Gradient | None = None
+    sources: int = 0
+    examples: tuple[Example, ...] = ()
     build: Callable[..., Tensor] | None = field(default=None, init=False)
     family: str = field(init=False)
 
@@ -155,6 +177,11 @@ class OpDef:
             self.flops = flops_per_element(1 if self.pointwise else 0)
         if self.rough is None:
             self.rough = ROUGH if self.product else {}
+
+    @property
+    def dtypes(self) -> str:
+        """Names of the types of operands in the examples, for the declarations of kernels."""
+        return " ".join(example.dtypes for example in self.examples)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

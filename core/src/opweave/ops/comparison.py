@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from opweave.graph.dtypes import DType, bool_
+from opweave.graph.dtypes import PLAIN, DType, bool_
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef
-from opweave.graph.tensor import Tensor, node
-from opweave.ops.elementwise import same
-from opweave.ops.operands import Array, builds, pair, wide
-from opweave.ops.samples import over_rows
+from opweave.graph.tensor import Tensor
+from opweave.ops.operands import Array, pair
+from opweave.ops.pointwise import Binary, binary, no_gradient, same
 
 __all__ = ["equal", "greater", "greater_equal", "less", "less_equal", "not_equal"]
 
@@ -26,59 +24,49 @@ def _infer(a: Tensor, b: Tensor) -> tuple[Shape, DType]:
     return same(a, b)[0], bool_
 
 
-def _define(name: str, reference: Callable[[Array, Array], Array], formula: str, **facts: Any) -> OpDef:
-    return OpDef(name, infer=_infer, reference=reference, pointwise=True, formula=formula, exact=True, **facts)
+def _comparison(formula: str, **facts: Any) -> Callable[[Callable[[Array, Array], Any]], Binary]:
+    return binary(
+        formula, infer=_infer, inplace=(), exact=True, dtypes=PLAIN, values="ties", gradient=no_gradient, **facts
+    )
 
 
-LESS = _define("less", lambda a, b: np.less(wide(a), wide(b)), "a < b", samples=over_rows("less", operands=2))
-
-
-@builds(LESS)
-def less(a: Any, b: Any) -> Tensor:
+@_comparison("a < b", measured=("f32",))
+def less(a: Array, b: Array) -> Any:
     """``a < b``, broadcast and promoted; bool. The operator ``<``.
 
     Raises:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand, or an integer that the dtype of the other operand does not hold.
     """
-    return node(LESS, pair("less", a, b), {})
+    return np.less(a, b)
 
 
-LESS_EQUAL = _define("less_equal", lambda a, b: np.less_equal(wide(a), wide(b)), "a ≤ b", runs_like="less")
-
-
-@builds(LESS_EQUAL)
-def less_equal(a: Any, b: Any) -> Tensor:
+@_comparison("a ≤ b", runs_like="less")
+def less_equal(a: Array, b: Array) -> Any:
     """``a <= b``. The operator ``<=``. Otherwise as `less`."""
-    return node(LESS_EQUAL, pair("less_equal", a, b), {})
+    return np.less_equal(a, b)
 
 
 def greater(a: Any, b: Any) -> Tensor:
     """``a > b``, which is ``less(b, a)``. The operator ``>``. Otherwise as `less`."""
     x, y = pair("greater", a, b)
-    return node(LESS, (y, x), {})
+    return less(y, x)
 
 
 def greater_equal(a: Any, b: Any) -> Tensor:
     """``a >= b``, which is ``less_equal(b, a)``. The operator ``>=``. Otherwise as `less`."""
     x, y = pair("greater_equal", a, b)
-    return node(LESS_EQUAL, (y, x), {})
+    return less_equal(y, x)
 
 
-EQUAL = _define("equal", lambda a, b: np.equal(wide(a), wide(b)), "a = b", runs_like="less")
-
-
-@builds(EQUAL)
-def equal(a: Any, b: Any) -> Tensor:
+@_comparison("a = b", runs_like="less")
+def equal(a: Array, b: Array) -> Any:
     """Where elements are equal; 0.0 and -0.0 are. Otherwise as `less`. (``==`` tells whether two names mean one tensor,
     for tensors are keys of dictionaries.)"""
-    return node(EQUAL, pair("equal", a, b), {})
+    return np.equal(a, b)
 
 
-NOT_EQUAL = _define("not_equal", lambda a, b: np.not_equal(wide(a), wide(b)), "a ≠ b", runs_like="less")
-
-
-@builds(NOT_EQUAL)
-def not_equal(a: Any, b: Any) -> Tensor:
+@_comparison("a ≠ b", runs_like="less")
+def not_equal(a: Array, b: Array) -> Any:
     """Where elements differ, and where either is NaN. Otherwise as `less`."""
-    return node(NOT_EQUAL, pair("not_equal", a, b), {})
+    return np.not_equal(a, b)

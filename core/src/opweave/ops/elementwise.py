@@ -7,22 +7,21 @@ rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from opweave.errors import DTypeError, ShapeError
+from opweave.errors import DTypeError
 from opweave.graph import opdef
-from opweave.graph.dtypes import DType, DTypeLike, as_dtype
+from opweave.graph.dtypes import FLOATS, INTEGERS, NUMBERS, DType, DTypeLike, as_dtype
 from opweave.graph.layout import Shape
-from opweave.graph.opdef import OpDef, flops_per_element
+from opweave.graph.opdef import Example, OpDef, flops_per_element
 from opweave.graph.tensor import Tensor, constant, node
 from opweave.ops.operands import (
     Array,
     as_number,
     builds,
-    float_and_number,
+    composite,
     float_pair,
     floating,
     is_number,
@@ -31,8 +30,8 @@ from opweave.ops.operands import (
     pair,
     plain,
     unquantized,
-    wide,
 )
+from opweave.ops.pointwise import binary, composed, elementwise, no_gradient, unary
 from opweave.ops.samples import over_rows
 
 __all__ = [
@@ -41,149 +40,33 @@ __all__ = [
 ]  # fmt: skip
 
 
-def same(x: Tensor, *others: Tensor, **attrs: Any) -> tuple[Shape, DType]:
-    """The shape rule of elementwise operations: all operands, and the output, have one shape and dtype."""
-    for y in others:
-        if y.shape != x.shape or y.dtype is not x.dtype:
-            raise ShapeError(f"operands must have one shape and dtype: {x.describe()} and {y.describe()}")
-    return x.shape, x.dtype
+def _signed(op: str, value: Any) -> Tensor:
+    """The operand of a function on every plain type but bool."""
+    x = unquantized(op, value)
+    no_bools(op, x)
+    return x
 
 
-def elementwise(
-    name: str, reference: Callable[..., Array], formula: str, *, sources: int = 1, flops: int = 1, **facts: Any
-) -> OpDef:
-    """Define an operation on elements of one shape and dtype, any source of which its output may overwrite.
-
-    Args:
-        facts: further ones, as `OpDef` has them.
-    """
-    return OpDef(
-        name,
-        infer=same,
-        reference=reference,
-        inplace=tuple(range(sources)),
-        pointwise=True,
-        flops=flops_per_element(flops),
-        formula=formula,
-        **facts,
-    )
-
-
-def _signed(op: OpDef, value: Any) -> Tensor:
-    """The node of a unary operation for every plain type but bool."""
-    x = unquantized(op.name, value)
-    no_bools(op.name, x)
-    return node(op, (x,), {})
-
-
-def _arithmetic(op: OpDef, a: Any, b: Any) -> Tensor:
-    srcs = pair(op.name, a, b)
-    no_bools(op.name, *srcs)
-    return node(op, srcs, {})
+def _terms(op: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    srcs = pair(op, a, b)
+    no_bools(op, *srcs)
+    return srcs
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
-ADD = elementwise(
-    "add",
-    lambda a, b: np.add(wide(a), wide(b)),
-    "a + b",
-    sources=2,
-    samples=over_rows("add", operands=2, dtypes=("f32", "f64", "f16", "bf16", "i32")),
+
+SCALE = elementwise(
+    "scale",
+    lambda x, *, scale, bias: x * scale + bias,
+    "scale · x + bias",
+    flops=2,
+    gradient=lambda grad, out, x, *, scale, bias: grad if scale == 1 else grad * scale,
+    examples=(
+        Example(FLOATS, attrs={"scale": -1.5, "bias": 0.25}),
+        Example(FLOATS, tag="nobias", attrs={"scale": 3.0}),
+    ),
 )
-
-
-@builds(ADD)
-def add(a: Any, b: Any) -> Tensor:
-    """``a + b``, broadcast and promoted; integers wrap around. A float tensor and a Python number become `scale`.
-
-    Raises:
-        ShapeError: the shapes do not broadcast.
-        DTypeError: quantized or two bool operands, or an integer that the dtype of the other operand does not hold.
-    """
-    if (met := float_and_number(a, b)) is not None:
-        return scale(met[0], 1.0, met[1])
-    return _arithmetic(ADD, a, b)
-
-
-SUB = elementwise("sub", lambda a, b: np.subtract(wide(a), wide(b)), "a - b", sources=2)
-
-
-@builds(SUB)
-def sub(a: Any, b: Any) -> Tensor:
-    """``a - b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
-    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
-        return scale(a, 1.0, -as_number("sub", "a scalar", b))
-    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
-        return scale(b, -1.0, a)
-    return _arithmetic(SUB, a, b)
-
-
-MUL = elementwise("mul", lambda a, b: np.multiply(wide(a), wide(b)), "a · b", sources=2)
-
-
-@builds(MUL)
-def mul(a: Any, b: Any) -> Tensor:
-    """``a * b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
-    if (met := float_and_number(a, b)) is not None:
-        return scale(*met)
-    return _arithmetic(MUL, a, b)
-
-
-DIV = elementwise(
-    "div", lambda a, b: np.divide(wide(a), wide(b)), "a / b", sources=2, samples=over_rows("div", operands=2)
-)
-
-
-@builds(DIV)
-def div(a: Any, b: Any) -> Tensor:
-    """``a / b``, broadcast and promoted; of integers in f32. Raises `ShapeError` for shapes that do not broadcast,
-    `DTypeError` for quantized operands."""
-    return node(DIV, float_pair("div", a, b), {})
-
-
-NEG = elementwise("neg", lambda x: np.negative(wide(x)), "-x", exact=True)
-
-
-@builds(NEG)
-def neg(x: Any) -> Tensor:
-    """``-x``; integers wrap around.
-
-    Raises:
-        DTypeError: a quantized or bool operand.
-    """
-    return _signed(NEG, x)
-
-
-ABS = elementwise("abs", lambda x: np.absolute(wide(x)), "|x|", exact=True)
-
-
-@builds(ABS)
-def abs(x: Any) -> Tensor:
-    """``|x|``; the smallest integer of a signed type stays as it is, as the type does not hold its opposite. Raises
-    `DTypeError` for a quantized or bool operand."""
-    return _signed(ABS, x)
-
-
-SIGN = elementwise("sign", lambda x: np.sign(wide(x)), "-1, 0 or 1, as x < 0, x = 0 or x > 0", exact=True)
-
-
-@builds(SIGN)
-def sign(x: Any) -> Tensor:
-    """-1, 0 or 1 with the sign of ``x``; NaN stays NaN. Raises `DTypeError` for a quantized or bool operand."""
-    return _signed(SIGN, x)
-
-
-SQUARE = elementwise("square", lambda x: np.square(wide(x)), "x²")
-
-
-@builds(SQUARE)
-def square(x: Any) -> Tensor:
-    """``x * x``; integers wrap around. Raises `DTypeError` for a quantized or bool operand."""
-    return _signed(SQUARE, x)
-
-
-SCALE = elementwise("scale", lambda x, *, scale, bias: wide(x) * scale + bias, "scale · x + bias", flops=2)
 
 
 @builds(SCALE)
@@ -197,114 +80,188 @@ def scale(x: Any, scale: float, bias: float = 0.0) -> Tensor:
     return node(SCALE, (floating("scale", x),), attrs)
 
 
+@binary(
+    "a + b",
+    operands=_terms,
+    number=lambda x, number: scale(x, 1.0, number),
+    dtypes=NUMBERS,
+    measured=("f32", "f64", "f16", "bf16", "i32"),
+    gradient=lambda grad, out, a, b: (grad, grad),
+)
+def add(a: Array, b: Array) -> Any:
+    """``a + b``, broadcast and promoted; integers wrap around. A float tensor and a Python number become `scale`.
+
+    Raises:
+        ShapeError: the shapes do not broadcast.
+        DTypeError: quantized or two bool operands, or an integer that the dtype of the other operand does not hold.
+    """
+    return np.add(a, b)
+
+
+SUB = elementwise(
+    "sub", lambda a, b: np.subtract(a, b), "a - b", sources=2, dtypes=NUMBERS,
+    gradient=lambda grad, out, a, b: (grad, -grad),
+)  # fmt: skip
+
+
+@builds(SUB)
+def sub(a: Any, b: Any) -> Tensor:
+    """``a - b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
+    if isinstance(a, Tensor) and is_number(b) and a.dtype.is_float:
+        return scale(a, 1.0, -as_number("sub", "a scalar", b))
+    if isinstance(b, Tensor) and is_number(a) and b.dtype.is_float:
+        return scale(b, -1.0, a)
+    return node(SUB, _terms("sub", a, b), {})
+
+
+@binary(
+    "a · b",
+    operands=_terms,
+    number=lambda x, number: scale(x, number),
+    dtypes=NUMBERS,
+    gradient=lambda grad, out, a, b: (grad * b, grad * a),
+)
+def mul(a: Array, b: Array) -> Any:
+    """``a * b``, broadcast and promoted; integers wrap around. Otherwise as `add`."""
+    return np.multiply(a, b)
+
+
+@composite
+def _div_gradient(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    by = grad / b
+    return by, -by * out
+
+
+@binary("a / b", operands=float_pair, values="positive", measured=("f32",), gradient=_div_gradient)
+def div(a: Array, b: Array) -> Any:
+    """``a / b``, broadcast and promoted; of integers in f32. Raises `ShapeError` for shapes that do not broadcast,
+    `DTypeError` for quantized operands."""
+    return np.divide(a, b)
+
+
+@unary("-x", operand=_signed, exact=True, dtypes=NUMBERS, gradient=lambda grad, out, x: -grad)
+def neg(x: Array) -> Any:
+    """``-x``; integers wrap around.
+
+    Raises:
+        DTypeError: a quantized or bool operand.
+    """
+    return np.negative(x)
+
+
+@unary("-1, 0 or 1, as x < 0, x = 0 or x > 0", operand=_signed, exact=True, dtypes=NUMBERS, gradient=no_gradient)
+def sign(x: Array) -> Any:
+    """-1, 0 or 1 with the sign of ``x``; NaN stays NaN. Raises `DTypeError` for a quantized or bool operand."""
+    return np.sign(x)
+
+
+@unary("|x|", operand=_signed, exact=True, dtypes=NUMBERS, gradient=lambda grad, out, x: grad * sign(x))
+def abs(x: Array) -> Any:
+    """``|x|``; the smallest integer of a signed type stays as it is, as the type does not hold its opposite. Raises
+    `DTypeError` for a quantized or bool operand."""
+    return np.absolute(x)
+
+
+@unary("x²", operand=_signed, dtypes=NUMBERS, gradient=composed(lambda grad, out, x: 2.0 * grad * x))
+def square(x: Array) -> Any:
+    """``x * x``; integers wrap around. Raises `DTypeError` for a quantized or bool operand."""
+    return np.square(x)
+
+
 # --- elementary functions -------------------------------------------------------------------------------------------
 
-EXP = elementwise("exp", lambda x: np.exp(wide(x)), "eˣ", slack=2.0, samples=over_rows("exp"))
 
-
-@builds(EXP)
-def exp(x: Any) -> Tensor:
+@unary("eˣ", slack=2.0, measured=("f32",), gradient=lambda grad, out, x: grad * out)
+def exp(x: Array) -> Any:
     """e to the power of ``x``; integers become f32. Raises `DTypeError` for quantized operands."""
-    return node(EXP, (floating("exp", x),), {})
+    return np.exp(x)
 
 
-LOG = elementwise("log", lambda x: np.log(wide(x)), "ln x", runs_like="exp")
-
-
-@builds(LOG)
-def log(x: Any) -> Tensor:
+@unary("ln x", runs_like="exp", values="positive", gradient=lambda grad, out, x: grad / x)
+def log(x: Array) -> Any:
     """Natural logarithm: NaN below zero, -inf at zero; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return node(LOG, (floating("log", x),), {})
+    return np.log(x)
 
 
-EXPM1 = elementwise("expm1", lambda x: np.expm1(wide(x)), "eˣ - 1", runs_like="exp")
-
-
-@builds(EXPM1)
-def expm1(x: Any) -> Tensor:
+@unary("eˣ - 1", runs_like="exp", gradient=composed(lambda grad, out, x: grad * (out + 1.0)))
+def expm1(x: Array) -> Any:
     """``e**x - 1``, exact also near zero; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return node(EXPM1, (floating("expm1", x),), {})
+    return np.expm1(x)
 
 
-LOG1P = elementwise("log1p", lambda x: np.log1p(wide(x)), "ln(1 + x)", runs_like="exp")
-
-
-@builds(LOG1P)
-def log1p(x: Any) -> Tensor:
+@unary("ln(1 + x)", runs_like="exp", values="positive", gradient=composed(lambda grad, out, x: grad / (x + 1.0)))
+def log1p(x: Array) -> Any:
     """``log(1 + x)``, exact also near zero: NaN below -1, -inf at -1; integers become f32. Raises `DTypeError` for a
     quantized operand."""
-    return node(LOG1P, (floating("log1p", x),), {})
+    return np.log1p(x)
 
 
-SIN = elementwise("sin", lambda x: np.sin(wide(x)), "sin x", runs_like="exp")
-
-
-@builds(SIN)
-def sin(x: Any) -> Tensor:
+@unary("sin x", runs_like="exp", gradient=composed(lambda grad, out, x: grad * opdef.build("cos", x)))
+def sin(x: Array) -> Any:
     """Sine of an angle in radians, NaN of infinities; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return node(SIN, (floating("sin", x),), {})
+    return np.sin(x)
 
 
-COS = elementwise("cos", lambda x: np.cos(wide(x)), "cos x", runs_like="exp")
-
-
-@builds(COS)
-def cos(x: Any) -> Tensor:
+@unary("cos x", runs_like="exp", gradient=composed(lambda grad, out, x: -grad * sin(x)))
+def cos(x: Array) -> Any:
     """Cosine of an angle in radians, NaN of infinities; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return node(COS, (floating("cos", x),), {})
+    return np.cos(x)
 
 
-TANH = elementwise("tanh", lambda x: np.tanh(wide(x)), "tanh x", samples=over_rows("tanh"))
-
-
-@builds(TANH)
-def tanh(x: Any) -> Tensor:
+@unary("tanh x", measured=("f32",), gradient=composed(lambda grad, out, x: grad * (1.0 - square(out))))
+def tanh(x: Array) -> Any:
     """Hyperbolic tangent; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return node(TANH, (floating("tanh", x),), {})
+    return np.tanh(x)
 
 
 # --- powers and roots -----------------------------------------------------------------------------------------------
 
-SQRT = elementwise("sqrt", lambda x: np.sqrt(wide(x)), "√x", samples=over_rows("sqrt"))
 
-
-@builds(SQRT)
-def sqrt(x: Any) -> Tensor:
+@unary("√x", values="positive", measured=("f32",), gradient=composed(lambda grad, out, x: 0.5 * grad / out))
+def sqrt(x: Array) -> Any:
     """Square root, NaN below zero; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return node(SQRT, (floating("sqrt", x),), {})
+    return np.sqrt(x)
 
 
-RSQRT = elementwise("rsqrt", lambda x: 1 / np.sqrt(wide(x)), "1 / √x", flops=2, runs_like="sqrt")
-
-
-@builds(RSQRT)
-def rsqrt(x: Any) -> Tensor:
+@unary(
+    "1 / √x", flops=2, runs_like="sqrt", values="positive",
+    gradient=composed(lambda grad, out, x: -0.5 * grad * out * square(out)),
+)  # fmt: skip
+def rsqrt(x: Array) -> Any:
     """Reciprocal of the square root: NaN below zero, infinite at zero; integers become f32. Raises `DTypeError` for a
     quantized operand."""
-    return node(RSQRT, (floating("rsqrt", x),), {})
+    return 1 / np.sqrt(x)
 
 
-RECIPROCAL = elementwise("reciprocal", lambda x: 1 / wide(x), "1 / x", runs_like="div")
-
-
-@builds(RECIPROCAL)
-def reciprocal(x: Any) -> Tensor:
+@unary("1 / x", runs_like="div", values="positive", gradient=composed(lambda grad, out, x: -grad * square(out)))
+def reciprocal(x: Array) -> Any:
     """``1 / x``, infinite at zero; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return node(RECIPROCAL, (floating("reciprocal", x),), {})
+    return 1 / x
 
 
 def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
-        return np.asarray(np.power(wide(a), wide(b)))
+        return np.asarray(np.power(a, b))
     # 1 / a**|b| without its fraction is 0, but for a = 1 and a = -1.
     parts = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0))
     return np.where(b < 0, parts, np.power(a, np.maximum(b, 0))).astype(a.dtype)
 
 
-POW = elementwise("pow", _pow, "aᵇ", sources=2, flops=2, runs_like="exp")
+@composite
+def _pow_gradient(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    base = opdef.build("where", b, grad * (b * pow(a, b - 1.0)), 0.0)  # 0 · 0⁻¹ would be NaN
+    exponent = grad * (out * log(a))
+    at_zero = opdef.build("where", opdef.build("step", -b), exponent, 0.0)
+    return base, opdef.build("where", a, exponent, at_zero)
+
+
+POW = elementwise(
+    "pow", _pow, "aᵇ", sources=2, flops=2, runs_like="exp", gradient=_pow_gradient,
+    examples=(Example(FLOATS, "positive"), Example(INTEGERS)),
+)  # fmt: skip
 _NAMED_POWERS = {2: square, 0.5: sqrt, -0.5: rsqrt, -1: reciprocal}
 
 
@@ -328,7 +285,7 @@ def pow(a: Any, b: Any) -> Tensor:
                 raise DTypeError(f"pow: integers have no power {b}; cast first; the operand is {a.describe()}")
             if b == 2:
                 return square(a)
-    return _arithmetic(POW, a, b)
+    return node(POW, _terms("pow", a, b), {})
 
 
 # --- types ----------------------------------------------------------------------------------------------------------
@@ -345,7 +302,9 @@ CAST = OpDef(
     "cast",
     infer=_cast_infer,
     reference=lambda x, *, dtype: x.astype(dtype.numpy),
+    gradient=lambda grad, out, x, *, dtype: grad.astype(x.dtype),
     inplace=(0,),
+    sources=1,
     pointwise=True,
     flops=flops_per_element(0),
     formula="x in another type",

@@ -10,18 +10,38 @@ Shazeer, "GLU Variants Improve Transformer", 2020.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError, UnknownNameError
+from opweave.graph import opdef
+from opweave.graph.dtypes import FLOATS
+from opweave.graph.opdef import Example, find_op
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.activation import gelu_of, gelu_quick_of, gelu_tanh_of, silu_of
-from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import Array, as_number, builds, float_pair, floating, wide
-from opweave.ops.samples import over_rows
+from opweave.ops.activation import (
+    QUICK,
+    gelu_slope,
+    gelu_tanh_backward,
+    relu,
+    relu_backward,
+    sigmoid,
+    silu,
+    silu_backward,
+    silu_slope,
+)
+from opweave.ops.operands import Array, as_number, builds, composite, float_pair, floating
+from opweave.ops.pointwise import elementwise, entered
+from opweave.ops.selection import clamp, clamp_gradient, minimum
 
 __all__ = ["geglu", "reglu", "swiglu", "swiglu_oai"]
+
+
+class Gated(Protocol):
+    """The builder of a unit without attributes."""
+
+    def __call__(self, x: Any, gate: Any = None) -> Tensor: ...
+
 
 Approximate = Literal["none", "tanh", "quick"]
 """The form of gelu: exact (erf), with a hyperbolic tangent, or with a sigmoid."""
@@ -40,18 +60,27 @@ def _value_and_gate(op: str, x: Any, gate: Any) -> tuple[Tensor, Tensor]:
     return both[..., half:], both[..., :half]
 
 
-REGLU = elementwise(
-    "reglu",
-    lambda x, gate: wide(x) * np.maximum(wide(gate), 0),
-    "x · max(gate, 0)",
-    sources=2,
-    flops=2,
-    runs_like="swiglu",
-)
+def _unit(formula: str, **facts: Any) -> Callable[[Callable[[Array, Array], Any]], Gated]:
+    """Decorator: declares a unit without attributes, as `opweave.ops.pointwise.unary` does."""
+
+    def declare(function: Callable[[Array, Array], Any]) -> Gated:
+        op = elementwise(function.__name__, function, formula, sources=2, **facts)
+
+        def build(x: Any, gate: Any = None) -> Tensor:
+            return node(op, _value_and_gate(op.name, x, gate), {})
+
+        return entered(op, build, function)
+
+    return declare
 
 
-@builds(REGLU)
-def reglu(x: Any, gate: Any = None) -> Tensor:
+@composite
+def _reglu_gradient(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return grad * relu(gate), relu_backward(grad * x, gate)
+
+
+@_unit("x · max(gate, 0)", flops=2, runs_like="swiglu", gradient=_reglu_gradient)
+def reglu(x: Array, gate: Array) -> Any:
     """``x * relu(gate)``, broadcast and promoted; integers become f32.
 
     Args:
@@ -62,18 +91,32 @@ def reglu(x: Any, gate: Any = None) -> Tensor:
         ShapeError: the shapes do not broadcast; one operand whose last axis has no halves.
         DTypeError: a quantized operand.
     """
-    return node(REGLU, _value_and_gate("reglu", x, gate), {})
+    return x * np.maximum(gate, 0)
 
 
-_GELUS: Final[dict[str, Callable[[Array], Array]]] = {"none": gelu_of, "tanh": gelu_tanh_of, "quick": gelu_quick_of}
+_GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh", "quick": "gelu_quick"}
 
 
-def _geglu(x: Array, gate: Array, *, approximate: Approximate) -> Array:
-    result: Array = wide(x) * _GELUS[approximate](gate)
-    return result
+@composite
+def _geglu_gradient(
+    grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, approximate: Approximate
+) -> tuple[Tensor, Tensor]:
+    activated = opdef.build(_GELUS[approximate], gate)
+    if approximate == "tanh":
+        return grad * activated, gelu_tanh_backward(grad * x, gate)
+    return grad * activated, grad * x * (gelu_slope(gate) if approximate == "none" else silu_slope(gate, QUICK))
 
 
-GEGLU = elementwise("geglu", _geglu, "x · gelu(gate)", sources=2, flops=10, runs_like="swiglu")
+GEGLU = elementwise(
+    "geglu",
+    lambda x, gate, *, approximate: x * find_op(_GELUS[approximate]).reference(gate),
+    "x · gelu(gate)",
+    sources=2,
+    flops=10,
+    runs_like="swiglu",
+    gradient=_geglu_gradient,
+    examples=tuple([Example(FLOATS, tag=form, attrs={"approximate": form}) for form in _GELUS]),
+)
 
 
 @builds(GEGLU)
@@ -93,26 +136,30 @@ def geglu(x: Any, gate: Any = None, approximate: Approximate = "none") -> Tensor
     return node(GEGLU, _value_and_gate("geglu", x, gate), {"approximate": approximate})
 
 
-SWIGLU = elementwise(
-    "swiglu",
-    lambda x, gate: wide(x) * silu_of(gate),
-    "x · gate / (1 + e^(-gate))",
-    sources=2,
-    flops=5,
-    samples=over_rows("swiglu", operands=2),
-)
+@composite
+def _swiglu_gradient(grad: Tensor, out: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return grad * silu(gate), silu_backward(grad * x, gate)
 
 
-@builds(SWIGLU)
-def swiglu(x: Any, gate: Any = None) -> Tensor:
+@_unit("x · gate / (1 + e^(-gate))", flops=5, measured=("f32",), gradient=_swiglu_gradient)
+def swiglu(x: Array, gate: Array) -> Any:
     """``x * silu(gate)``. Otherwise as `reglu`."""
-    return node(SWIGLU, _value_and_gate("swiglu", x, gate), {})
+    return x * (gate / (1 + np.exp(-gate)))
 
 
-def _swiglu_oai(x: Array, gate: Array, *, alpha: float, limit: float) -> Array:
-    value = np.clip(wide(x), -limit, limit)
-    result: Array = silu_of(np.minimum(wide(gate), limit), alpha) * (value + 1)
-    return result
+def _swiglu_oai(x: Array, gate: Array, *, alpha: float, limit: float) -> Any:
+    gate = np.minimum(gate, limit)
+    return gate / (1 + np.exp(-alpha * gate)) * (np.clip(x, -limit, limit) + 1)
+
+
+@composite
+def _swiglu_oai_gradient(
+    grad: Tensor, out: Tensor, x: Tensor, gate: Tensor, *, alpha: float, limit: float
+) -> tuple[Tensor, Tensor]:
+    value, bounded = clamp(x, -limit, limit), minimum(gate, limit)
+    dx = grad * (bounded * sigmoid(alpha * bounded))
+    dgate = grad * (value + 1.0) * silu_slope(bounded, alpha)
+    return clamp_gradient(dx, out, x, min=-limit, max=limit), clamp_gradient(dgate, out, gate, min=-np.inf, max=limit)
 
 
 SWIGLU_OAI = elementwise(
@@ -122,6 +169,8 @@ SWIGLU_OAI = elementwise(
     sources=2,
     flops=9,
     runs_like="swiglu",
+    gradient=_swiglu_oai_gradient,
+    examples=(Example(FLOATS), Example(FLOATS, tag="clamped", attrs={"alpha": 0.5, "limit": 0.75})),
 )
 
 

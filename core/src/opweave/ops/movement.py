@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import LayoutError, OpweaveError, ShapeError
-from opweave.graph.dtypes import DType, u8
+from opweave.graph.dtypes import PLAIN, DType, u8
 from opweave.graph.layout import (
     Key,
     Shape,
@@ -30,7 +30,7 @@ from opweave.graph.layout import (
     resolve_reshape,
     slice_window,
 )
-from opweave.graph.opdef import OpDef, build, define_op, flops_per_element
+from opweave.graph.opdef import Example, OpDef, build, define_op, flops_per_element
 from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
 from opweave.ops.operands import Array, as_axis, as_integer, builds, explain, make, plain, promoted, rows, unquantized
 from opweave.ops.samples import ROWS, measured, operand, over_rows
@@ -370,6 +370,8 @@ COPY = OpDef(
     formula="x",
     exact=True,
     samples=over_rows("copy"),
+    sources=1,
+    examples=(Example(PLAIN),),
 )
 
 

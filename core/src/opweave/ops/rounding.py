@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from opweave.graph.opdef import OpDef
-from opweave.graph.tensor import Tensor, node
-from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import builds, unquantized, wide
+from opweave.ops.operands import Array, unquantized
+from opweave.ops.pointwise import Unary, no_gradient, unary
 
 __all__ = ["ceil", "floor", "round", "trunc"]
 
 
-def _whole(op: OpDef, value: Any) -> Tensor:
-    x = unquantized(op.name, value)
-    return node(op, (x,), {}) if x.dtype.is_float else x
+def _rounding(formula: str) -> Callable[[Callable[[Array], Any]], Unary]:
+    return unary(formula, operand=unquantized, only_floats=True, exact=True, gradient=no_gradient)
 
 
-FLOOR = elementwise("floor", lambda x: np.floor(wide(x)), "⌊x⌋", exact=True)
-
-
-@builds(FLOOR)
-def floor(x: Any) -> Tensor:
+@_rounding("⌊x⌋")
+def floor(x: Array) -> Any:
     """The largest whole number that is not above ``x``, as NumPy's ``floor``.
 
     Raises:
         DTypeError: a quantized operand.
     """
-    return _whole(FLOOR, x)
+    return np.floor(x)
 
 
-CEIL = elementwise("ceil", lambda x: np.ceil(wide(x)), "⌈x⌉", exact=True)
-
-
-@builds(CEIL)
-def ceil(x: Any) -> Tensor:
+@_rounding("⌈x⌉")
+def ceil(x: Array) -> Any:
     """The smallest whole number that is not below ``x``, as NumPy's ``ceil``. Raises `DTypeError` for a quantized
     operand."""
-    return _whole(CEIL, x)
+    return np.ceil(x)
 
 
-ROUND = elementwise("round", lambda x: np.rint(wide(x)), "the nearest whole number, the even one of two", exact=True)
-
-
-@builds(ROUND)
-def round(x: Any) -> Tensor:
+@_rounding("the nearest whole number, the even one of two")
+def round(x: Array) -> Any:
     """The nearest whole number; of two equally near ones the even one, as NumPy and torch do it. Raises `DTypeError`
     for a quantized operand."""
-    return _whole(ROUND, x)
+    return np.rint(x)
 
 
-TRUNC = elementwise("trunc", lambda x: np.trunc(wide(x)), "x without its fraction", exact=True)
-
-
-@builds(TRUNC)
-def trunc(x: Any) -> Tensor:
+@_rounding("x without its fraction")
+def trunc(x: Array) -> Any:
     """``x`` without its fraction: the nearest whole number towards zero. Raises `DTypeError` for a quantized
     operand."""
-    return _whole(TRUNC, x)
+    return np.trunc(x)

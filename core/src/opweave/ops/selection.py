@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from opweave.errors import DTypeError, ShapeError
-from opweave.graph.dtypes import DType, bool_, f32, i32
+from opweave.graph.dtypes import FLOATS, INTEGERS, NUMBERS, PLAIN, DType, bool_, f32, i32
 from opweave.graph.layout import Shape, broadcast_shapes
-from opweave.graph.opdef import OpDef, build
+from opweave.graph.opdef import Example, OpDef, build
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.elementwise import elementwise, same
 from opweave.ops.operands import (
     Array,
     Number,
@@ -20,53 +19,105 @@ from opweave.ops.operands import (
     builds,
     cast,
     explain,
-    float_and_number,
     is_number,
     make,
     pair,
     unquantized,
-    wide,
 )
+from opweave.ops.pointwise import binary, elementwise, no_gradient, same, unary
 from opweave.ops.samples import ROWS, measured, operand
 
 __all__ = ["clamp", "maximum", "minimum", "step", "where"]
 
-# --- by size --------------------------------------------------------------------------------------------------------
-
-MINIMUM = elementwise("minimum", lambda a, b: np.minimum(wide(a), wide(b)), "min(a, b)", sources=2, exact=True)
+# --- by a condition -------------------------------------------------------------------------------------------------
 
 
-@builds(MINIMUM)
-def minimum(a: Any, b: Any) -> Tensor:
-    """The smaller of two elements, broadcast and promoted; NaN where either is NaN. False is less than True.
+def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]:
+    if condition.dtype is not bool_ or condition.shape != a.shape:
+        raise ShapeError(f"the condition is bool and of the others' shape: {condition.describe()} and {a.describe()}")
+    return same(a, b)
 
-    A float tensor and a bare number become `clamp`.
+
+def _where_gradient(grad: Tensor, out: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> tuple[None, Tensor, Tensor]:
+    return None, where(condition, grad, 0.0), where(condition, 0.0, grad)
+
+
+WHERE = OpDef(
+    "where",
+    infer=_where_infer,
+    reference=lambda condition, a, b: np.where(condition, a, b),
+    inplace=(1, 2),
+    pointwise=True,
+    formula="a where the condition holds, else b",
+    gradient=_where_gradient,
+    sources=3,
+    exact=True,
+    samples=measured(lambda: [build("where", operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]),
+)
+
+
+@builds(WHERE)
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """The elements of ``a`` where ``condition`` holds and those of ``b`` elsewhere; NumPy's ``where``.
+
+    Args:
+        condition: bool; of other types everything but zero holds.
+        a, b: promoted; all three broadcast.
 
     Raises:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand.
     """
-    if (met := float_and_number(a, b)) is not None:
-        return clamp(met[0], max=met[1])
-    return node(MINIMUM, pair("minimum", a, b), {})
+    c = unquantized("where", condition)
+    c = cast(c, bool_)
+    x, y = pair("where", a, b)
+    try:
+        shape = broadcast_shapes(c.shape, x.shape)
+    except ShapeError as error:
+        raise explain(error, "where", c, x) from None
+    return node(WHERE, (broadcast_to(c, shape), broadcast_to(x, shape), broadcast_to(y, shape)), {})
 
 
-MAXIMUM = elementwise("maximum", lambda a, b: np.maximum(wide(a), wide(b)), "max(a, b)", sources=2, exact=True)
+# --- by size --------------------------------------------------------------------------------------------------------
 
 
-@builds(MAXIMUM)
-def maximum(a: Any, b: Any) -> Tensor:
-    """The larger of two elements, broadcast and promoted; NaN where either is NaN. Otherwise as `minimum`."""
-    if (met := float_and_number(a, b)) is not None:
-        return clamp(met[0], min=met[1])
-    return node(MAXIMUM, pair("maximum", a, b), {})
+def countable(op: str, value: Any) -> Tensor:
+    """The operand of a function on numbers: bool becomes i32."""
+    x = unquantized(op, value)
+    return cast(x, i32) if x.dtype is bool_ else x
 
 
-def _clamp(x: Array, *, min: Number, max: Number) -> Array:
-    return np.asarray(np.minimum(np.maximum(wide(x), min), max))
+@unary("1 if x > 0, else 0", operand=countable, exact=True, dtypes=NUMBERS, gradient=no_gradient)
+def step(x: Array) -> Any:
+    """1 where ``x`` is above zero, else 0, also for NaN; of the dtype of ``x``, bool becomes i32.
+
+    Raises:
+        DTypeError: a quantized operand.
+    """
+    return np.greater(x, 0)
 
 
-CLAMP = elementwise("clamp", _clamp, "min(max(x, least), largest)", flops=2, exact=True)
+def clamp_gradient(grad: Tensor, out: Tensor, x: Tensor, *, min: float, max: float) -> Tensor:
+    """The gradient of `clamp`: that of the inside for an element on a bound."""
+    if min > -np.inf:
+        grad = where(step(min - x), 0.0, grad)
+    return where(step(x - max), 0.0, grad) if max < np.inf else grad
+
+
+CLAMP = elementwise(
+    "clamp",
+    lambda x, *, min, max: np.minimum(np.maximum(x, min), max),
+    "min(max(x, least), largest)",
+    flops=2,
+    exact=True,
+    gradient=clamp_gradient,
+    examples=(
+        Example(FLOATS, tag="both", attrs={"min": -0.3, "max": 0.7}),
+        Example(FLOATS, tag="min", attrs={"min": -0.3}),
+        Example(FLOATS, tag="max", attrs={"max": 0.7}),
+        Example(INTEGERS, tag="both", attrs={"min": 9, "max": 50}),
+    ),
+)
 
 
 @builds(CLAMP)
@@ -106,58 +157,39 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Tensor:
     return node(CLAMP, (y,), {"min": least, "max": largest})
 
 
-STEP = elementwise("step", lambda x: np.greater(wide(x), 0), "1 if x > 0, else 0", exact=True)
+def _weighed(grad: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the operand that is chosen: of ``first`` where that is 1, of ``second`` where that is 1; where
+    operands are equal, half of it for each."""
+    half = grad * 0.5
+    return where(first, grad, where(second, 0.0, half)), where(second, grad, where(first, 0.0, half))
 
 
-@builds(STEP)
-def step(x: Any) -> Tensor:
-    """1 where ``x`` is above zero, else 0, also for NaN; of the dtype of ``x``, bool becomes i32.
-
-    Raises:
-        DTypeError: a quantized operand.
-    """
-    x = unquantized("step", x)
-    return node(STEP, (cast(x, i32) if x.dtype is bool_ else x,), {})
-
-
-# --- by a condition -------------------------------------------------------------------------------------------------
-
-
-def _where_infer(condition: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, DType]:
-    if condition.dtype is not bool_ or condition.shape != a.shape:
-        raise ShapeError(f"the condition is bool and of the others' shape: {condition.describe()} and {a.describe()}")
-    return same(a, b)
-
-
-WHERE = OpDef(
-    "where",
-    infer=_where_infer,
-    reference=lambda condition, a, b: np.where(condition, a, b),
-    inplace=(1, 2),
-    pointwise=True,
-    formula="a where the condition holds, else b",
+@binary(
+    "min(a, b)",
+    number=lambda x, number: clamp(x, max=number),
     exact=True,
-    samples=measured(lambda: [build("where", operand(*s, dtype="bool"), operand(*s), operand(*s)) for s in ROWS]),
+    dtypes=PLAIN,
+    gradient=lambda grad, out, a, b: _weighed(grad, step(b - a), step(a - b)),
 )
+def minimum(a: Array, b: Array) -> Any:
+    """The smaller of two elements, broadcast and promoted; NaN where either is NaN. False is less than True.
 
-
-@builds(WHERE)
-def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """The elements of ``a`` where ``condition`` holds and those of ``b`` elsewhere; NumPy's ``where``.
-
-    Args:
-        condition: bool; of other types everything but zero holds.
-        a, b: promoted; all three broadcast.
+    A float tensor and a bare number become `clamp`.
 
     Raises:
         ShapeError: the shapes do not broadcast.
         DTypeError: a quantized operand.
     """
-    c = unquantized("where", condition)
-    c = cast(c, bool_)
-    x, y = pair("where", a, b)
-    try:
-        shape = broadcast_shapes(c.shape, x.shape)
-    except ShapeError as error:
-        raise explain(error, "where", c, x) from None
-    return node(WHERE, (broadcast_to(c, shape), broadcast_to(x, shape), broadcast_to(y, shape)), {})
+    return np.minimum(a, b)
+
+
+@binary(
+    "max(a, b)",
+    number=lambda x, number: clamp(x, min=number),
+    exact=True,
+    dtypes=PLAIN,
+    gradient=lambda grad, out, a, b: _weighed(grad, step(a - b), step(b - a)),
+)
+def maximum(a: Array, b: Array) -> Any:
+    """The larger of two elements, broadcast and promoted; NaN where either is NaN. Otherwise as `minimum`."""
+    return np.maximum(a, b)

@@ -8,114 +8,85 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.graph.opdef import OpDef
-from opweave.graph.tensor import Tensor, node
-from opweave.ops.elementwise import elementwise
-from opweave.ops.operands import Array, builds, floating, wide
+from opweave.graph import opdef
+from opweave.graph.tensor import Tensor
+from opweave.ops.elementwise import exp, rsqrt, square
+from opweave.ops.operands import Array
+from opweave.ops.pointwise import Unary, composed, unary
 
 __all__ = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "sinh", "tan"]
 
 
-def _function(name: str, function: Callable[[Array], Any], formula: str) -> OpDef:
-    return elementwise(name, lambda x: np.asarray(function(wide(x))), formula, slack=2.0, runs_like="exp")
+def _function(
+    formula: str, gradient: Callable[[Tensor, Tensor, Tensor], Tensor], values: str = "normal"
+) -> Callable[[Callable[[Array], Any]], Unary]:
+    return unary(formula, slack=2.0, runs_like="exp", values=values, gradient=composed(gradient))
 
 
-def _built(op: OpDef, x: Any) -> Tensor:
-    return node(op, (floating(op.name, x),), {})
-
-
-TAN = _function("tan", np.tan, "tan x")
-
-
-@builds(TAN)
-def tan(x: Any) -> Tensor:
+@_function("tan x", lambda grad, out, x: grad * (square(out) + 1.0), "fraction")
+def tan(x: Array) -> Any:
     """Tangent of an angle in radians, NaN of infinities; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return _built(TAN, x)
+    return np.tan(x)
 
 
-ASIN = _function("asin", np.arcsin, "arcsin x")
-
-
-@builds(ASIN)
-def asin(x: Any) -> Tensor:
+@_function("arcsin x", lambda grad, out, x: grad * rsqrt(1.0 - square(x)), "fraction")
+def asin(x: Array) -> Any:
     """The angle from -π/2 to π/2 whose sine is ``x``, NaN outside of -1 .. 1; integers become f32. Raises `DTypeError`
     for a quantized operand."""
-    return _built(ASIN, x)
+    return np.arcsin(x)
 
 
-ACOS = _function("acos", np.arccos, "arccos x")
-
-
-@builds(ACOS)
-def acos(x: Any) -> Tensor:
+@_function("arccos x", lambda grad, out, x: -grad * rsqrt(1.0 - square(x)), "fraction")
+def acos(x: Array) -> Any:
     """The angle from 0 to π whose cosine is ``x``, NaN outside of -1 .. 1; integers become f32. Raises `DTypeError` for
     a quantized operand."""
-    return _built(ACOS, x)
+    return np.arccos(x)
 
 
-ATAN = _function("atan", np.arctan, "arctan x")
-
-
-@builds(ATAN)
-def atan(x: Any) -> Tensor:
+@_function("arctan x", lambda grad, out, x: grad / (square(x) + 1.0))
+def atan(x: Array) -> Any:
     """The angle from -π/2 to π/2 whose tangent is ``x``; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return _built(ATAN, x)
+    return np.arctan(x)
 
 
-SINH = _function("sinh", np.sinh, "(eˣ - e⁻ˣ) / 2")
-
-
-@builds(SINH)
-def sinh(x: Any) -> Tensor:
+@_function("(eˣ - e⁻ˣ) / 2", lambda grad, out, x: grad * opdef.build("cosh", x))
+def sinh(x: Array) -> Any:
     """Hyperbolic sine; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return _built(SINH, x)
+    return np.sinh(x)
 
 
-COSH = _function("cosh", np.cosh, "(eˣ + e⁻ˣ) / 2")
-
-
-@builds(COSH)
-def cosh(x: Any) -> Tensor:
+@_function("(eˣ + e⁻ˣ) / 2", lambda grad, out, x: grad * sinh(x))
+def cosh(x: Array) -> Any:
     """Hyperbolic cosine; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return _built(COSH, x)
+    return np.cosh(x)
 
 
-ASINH = _function("asinh", np.arcsinh, "ln(x + √(x² + 1))")
-
-
-@builds(ASINH)
-def asinh(x: Any) -> Tensor:
+@_function("ln(x + √(x² + 1))", lambda grad, out, x: grad * rsqrt(square(x) + 1.0))
+def asinh(x: Array) -> Any:
     """The number whose `sinh` is ``x``; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return _built(ASINH, x)
+    return np.arcsinh(x)
 
 
-ACOSH = _function("acosh", np.arccosh, "ln(x + √(x² - 1))")
-
-
-@builds(ACOSH)
-def acosh(x: Any) -> Tensor:
+@_function("ln(x + √(x² - 1))", lambda grad, out, x: grad * rsqrt(square(x) - 1.0), "large")
+def acosh(x: Array) -> Any:
     """The number from 0 on whose `cosh` is ``x``, NaN below 1; integers become f32. Raises `DTypeError` for a quantized
     operand."""
-    return _built(ACOSH, x)
+    return np.arccosh(x)
 
 
-ATANH = _function("atanh", np.arctanh, "ln((1 + x) / (1 - x)) / 2")
-
-
-@builds(ATANH)
-def atanh(x: Any) -> Tensor:
+@_function("ln((1 + x) / (1 - x)) / 2", lambda grad, out, x: grad / (1.0 - square(x)), "fraction")
+def atanh(x: Array) -> Any:
     """The number whose `opweave.tanh` is ``x``: infinite at -1 and 1, NaN outside; integers become f32. Raises
     `DTypeError` for a quantized operand."""
-    return _built(ATANH, x)
+    return np.arctanh(x)
 
 
 _ERF: Final = np.frompyfunc(math.erf, 1, 1)
-ERF = _function("erf", lambda x: np.asarray(_ERF(x)).astype(x.dtype), "2/√π · ∫₀ˣ exp(-t²) dt")
 
 
-@builds(ERF)
-def erf(x: Any) -> Tensor:
+@_function("2/√π · ∫₀ˣ exp(-t²) dt", lambda grad, out, x: grad * (2 / math.sqrt(math.pi)) * exp(-square(x)))
+def erf(x: Array) -> Any:
     """The error function; integers become f32. Raises `DTypeError` for a quantized operand."""
-    return _built(ERF, x)
+    return np.asarray(_ERF(x)).astype(x.dtype)

@@ -7,7 +7,6 @@ operations. A gradient builds the gradients of all sources; nodes that are not n
 from opweave.ops.gradients import (
     attention,
     convolution,
-    elementwise,
     linalg,
     linear_attention,
     matmul,
@@ -17,10 +16,14 @@ from opweave.ops.gradients import (
     rope,
     sparse_attention,
     state_space,
-    trigonometry,
 )
+from opweave.ops.gradients.rules import gradient_of
+from opweave.ops.pointwise import no_gradient
 
 __all__ = [
-    "attention", "convolution", "elementwise", "linalg", "linear_attention", "matmul", "movement", "normalization",
-    "reduction", "rope", "sparse_attention", "state_space", "trigonometry",
+    "attention", "convolution", "linalg", "linear_attention", "matmul", "movement", "normalization",
+    "reduction", "rope", "sparse_attention", "state_space",
 ]  # fmt: skip
+
+gradient_of("full", "arange", "uniform", "normal", "quantize", "dequantize")(no_gradient)
+gradient_of("argmax", "count_equal", "argsort", "top_k")(no_gradient)

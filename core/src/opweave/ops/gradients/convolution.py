@@ -1,4 +1,4 @@
-"""Gradients of convolutions, pooling and resampling.
+"""Gradients of convolutions, pooling, also behind relu, and resampling.
 
 The gradient of a convolution with respect to its input is a transposed convolution; that with respect to its weights is
 a product with the columns of the input (`im2col`).
@@ -16,11 +16,12 @@ import numpy as np
 from opweave import ops
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor, constant, node
+from opweave.ops.activation import relu_backward
 from opweave.ops.gradients.movement import spread
 from opweave.ops.gradients.rules import gradient_of, zeros
 from opweave.ops.interpolation import axis_taps, tap_kind
 from opweave.ops.operands import composite, widened
-from opweave.ops.pooling import AVG_POOL1D, AVG_POOL2D, avg_pool_backward, max_pool_backward
+from opweave.ops.pooling import AVG_POOL1D, AVG_POOL2D, MAX_POOL_BACKWARD, avg_pool_backward, max_pool_backward
 
 Pads = Sequence[tuple[int, int]]
 
@@ -137,6 +138,16 @@ def _col2im(grad: Tensor, out: Tensor, x: Tensor, *, size: Shape, **attrs: Any) 
 def _max_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
     """Of equal largest elements of a window the first one gets the gradient, as in torch."""
     return max_pool_backward(grad, x, **attrs)
+
+
+@gradient_of("relu")
+def _relu(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    if grad.op is MAX_POOL_BACKWARD and grad.srcs[1] is out:
+        # Only the largest element of a window gets a gradient, so relu_backward need only look at that element. Then
+        # max_pool_backward is the last reader of ``out``, and its result may be written over it.
+        pool = ops.max_pool1d if out.ndim == 3 else ops.max_pool2d
+        return max_pool_backward(relu_backward(grad.srcs[0], pool(out, **grad.attrs)), out, **grad.attrs)
+    return relu_backward(grad, out)
 
 
 @gradient_of("max_pool_backward")

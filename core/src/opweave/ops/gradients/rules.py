@@ -13,7 +13,7 @@ from opweave.graph.opdef import find_op
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import widened
 
-__all__ = ["at_least_f32", "gradient_of", "mean_of", "rows_of", "sum_of", "unreduced", "vanishing", "zeros"]
+__all__ = ["at_least_f32", "gradient_of", "mean_of", "rows_of", "sum_of", "unreduced", "zeros"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,13 +27,6 @@ def gradient_of(*names: str) -> Callable[[F], F]:
         return function
 
     return register
-
-
-def vanishing(*names: str) -> None:
-    """Enter ``None`` for all sources as the gradient of operations whose derivative is 0 wherever they have one, whose
-    result is an integer or a bool, or whose sources have no gradients."""
-    for name in names:
-        find_op(name).gradient = lambda grad, out, *srcs, **attrs: (None,) * len(srcs)
 
 
 def zeros(shape: Shape, dtype: DType) -> Tensor:

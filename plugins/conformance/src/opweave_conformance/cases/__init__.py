@@ -8,15 +8,16 @@ from typing import Final
 from opweave.graph.opdef import OPS
 from opweave_conformance.case import Case
 from opweave_conformance.cases.derived import derived
+from opweave_conformance.cases.pointwise import of_examples
 from opweave_conformance.cases.samples import sampled
 
 __all__ = ["CASES", "cases_for"]
 
 FAMILIES: Final = (
-    "elementwise", "activation", "gated", "rounding", "selection", "comparison", "creation", "random", "movement",
+    "pointwise", "elementwise", "activation", "gated", "rounding", "selection", "creation", "random", "movement",
     "arrangement", "reduction", "sorting", "normalization", "matmul", "experts", "quantization", "indexing",
     "attention", "convolution", "interpolation", "pooling", "rope", "state_space", "linear_attention", "linalg",
-    "sparse_attention", "custom", "trigonometry", "types",
+    "sparse_attention", "custom", "types",
 )  # fmt: skip
 """The modules with cases, in the order of these."""
 
@@ -33,10 +34,10 @@ CASES: Final = _all()
 
 
 def cases_for(*names: str) -> list[Case]:
-    """The cases of the named operations; of third parties' those that are made of their samples."""
+    """The cases of the named operations; of third parties' those that are made of their examples and samples."""
     known = [case for case in CASES if case.op in names]
     for name in dict.fromkeys(names):
         op = OPS.get(name)
         if op is not None and op.family == "third-party":
-            known += sampled(op)
+            known += [*of_examples(op), *sampled(op)]
     return known

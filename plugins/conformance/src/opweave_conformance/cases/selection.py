@@ -1,4 +1,5 @@
-"""Cases of the operations that choose element by element."""
+"""Cases of the operations that choose and compare element by element, beside those of
+`opweave_conformance.cases.pointwise`."""
 
 from __future__ import annotations
 
@@ -6,20 +7,16 @@ from collections.abc import Iterator
 
 from opweave.graph.layout import Shape
 from opweave_conformance.case import FLOATS, INTS, LAYOUTS, SIZES, STRIDED, Case, Layout, Operand, case
-from opweave_conformance.cases.elementwise import elementwise, nan_on_either_side
 
 
 def cases() -> Iterator[Case]:
-    for name in ("minimum", "maximum"):
-        yield from elementwise(name, 2, (*FLOATS, *INTS, "bool"))
-        yield from nan_on_either_side(name)
-    yield from elementwise("clamp", 1, FLOATS, tag="both", min=-0.3, max=0.7)
-    yield from elementwise("clamp", 1, FLOATS, tag="min", min=-0.3)
-    yield from elementwise("clamp", 1, FLOATS, tag="max", max=0.7)
-    yield from elementwise("clamp", 1, INTS, tag="both", min=9, max=50)
+    for name in ("minimum", "maximum", "less", "less_equal", "equal", "not_equal"):
+        for dtype in FLOATS:
+            special, normal = Operand((67,), dtype, values="special"), Operand((67,), dtype)
+            yield case(name, special, normal, tag="left")
+            yield case(name, normal, special, tag="right")
     for dtype in (*FLOATS, *INTS):
         yield case("clamp", Operand((65,), dtype), min=2, max=1, tag="crossed")
-    yield from elementwise("step", 1, (*FLOATS, *INTS))
     for dtype in (*FLOATS, *INTS, "bool"):
         for shape in SIZES:
             yield _where(shape, dtype)

@@ -201,7 +201,7 @@ def _softplus(call: Call, x: Tensor, beta: float = 1.0, threshold: float = 20.0)
 
 # --- comparison and logic -------------------------------------------------------------------------------------------
 
-COMPARISONS: Final = {
+COMPARISONS: Final[dict[str, Callable[[Any, Any], Tensor]]] = {
     "eq": ow.equal, "ne": ow.not_equal, "lt": ow.less, "le": ow.less_equal, "gt": ow.greater, "ge": ow.greater_equal,
 }  # fmt: skip
 
