@@ -25,8 +25,7 @@ def bound(program):
     return list(call._addresses.values())
 
 
-LARGE = calls.AT_ONCE_BYTES // 4 // 256, 256
-MIDDLE = calls.LEAST_BYTES // 4 // 256, 256
+LARGE = calls.FED_BYTES.value // 4 // 256, 256
 
 
 def test_a_large_array_is_read_where_it_lies(scheduler):
@@ -40,23 +39,19 @@ def test_a_large_array_is_read_where_it_lies(scheduler):
         assert np.array_equal(more, array.reshape(256, -1) + 1)
 
 
-def test_a_smaller_one_is_copied_when_its_place_is_new(scheduler):
-    program = scheduler.build(ow.input("x", MIDDLE) * 2.0)
-    first, second = values(MIDDLE, 1), values(MIDDLE, 2)
-    places = []
-    for array in (first, second, first, second, first):
-        assert np.array_equal(program.run(x=array), array * 2)
-        places += bound(program)
-    own = places[0]
-    assert places == [own, own, first.ctypes.data, second.ctypes.data, first.ctypes.data]
-    assert np.array_equal(program.run(x=np.asfortranarray(first)), first * 2)
-    assert bound(program) == [own]
-
-
-def test_small_ones_are_copied(scheduler):
-    program = scheduler.build(ow.input("x", (4, 4)) * 2.0)
-    assert np.array_equal(program.run(x=values((4, 4))), values((4, 4)) * 2)
+def test_smaller_ones_and_arrays_of_other_layouts_are_copied(scheduler):
+    small = LARGE[0] // 2, LARGE[1]
+    program = scheduler.build(ow.input("x", small) * 2.0)
+    assert np.array_equal(program.run(x=values(small)), values(small) * 2)
     assert bound(program) == []
+    program = scheduler.build(ow.input("x", LARGE) * 2.0)
+    first = values(LARGE)
+    assert np.array_equal(program.run(x=first), first * 2)
+    (address,) = bound(program)
+    assert address == first.ctypes.data
+    turned = np.asfortranarray(values(LARGE, 1))
+    assert np.array_equal(program.run(x=turned), turned * 2)
+    assert not set(bound(program)) & {first.ctypes.data, turned.ctypes.data}
 
 
 def test_inputs_of_one_session_are_bound_independently(scheduler):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from opweave.contract import Arg, Call
 from opweave.graph.layout import nbytes
+from opweave_ort.limits import limit
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Places", "SessionCall"]
 
-LEAST_BYTES: Final = 1 << 16
-"""Bytes of an input from which on copying takes longer than asking where its array lies."""
-
-AT_ONCE_BYTES: Final = 1 << 20
-"""Bytes of an input from which on copying takes longer than binding a session to another address. Smaller ones are
-copied, unless an array lies where one of the latest lay: then the session is bound there, and stays so."""
+FED_BYTES: Final = limit("fed_bytes", 1 << 20, 1, 1 << 24)
+"""Bytes of an input from which on copying takes longer than binding a session to another address: a run that reads
+4 MiB then takes three quarters of the time. Smaller ones are copied."""
 
 KEPT: Final = 8
-"""How many of the latest addresses of an input, and of bindings, are kept."""
+"""How many bindings to latest addresses are kept."""
 
 
 class Places(NamedTuple):
@@ -124,25 +121,17 @@ class SessionCall:
 
     def reading(self, arg: Arg) -> Callable[[int], bool] | None:
         """See `OrtStream._bind_feed`."""
-        inputs = self._places.showing(arg) if arg.nbytes >= LEAST_BYTES else []
+        inputs = self._places.showing(arg) if arg.nbytes >= FED_BYTES.value else []
         if not inputs:
             return None
-        first, own, addresses, runs = inputs[0], arg.address, self._addresses, self._runs
-        at_once = arg.nbytes >= AT_ONCE_BYTES
-        addresses |= dict.fromkeys(inputs, own)
-        latest = {own: None}
+        first, addresses, runs = inputs[0], self._addresses, self._runs
+        addresses |= dict.fromkeys(inputs, arg.address)
 
         def read(address: int) -> bool:
-            there = at_once or address in latest
-            if not there:
-                if len(latest) > KEPT:
-                    del latest[next(islice(latest, 1, None))]
-                latest[address] = None
-                address = own
             if address != addresses[first]:
                 addresses.update(dict.fromkeys(inputs, address))
                 self._run = runs.get(tuple(addresses.values()), self._bind_and_run)
-            return there
+            return True
 
         return read
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import onnxruntime
 
-from opweave.contract import BufferType, Step, Stream, flops
+from opweave.contract import BufferType, Limit, Step, Stream, flops
 from opweave.errors import Unavailable
 from opweave.graph.opdef import OPS
 from opweave.host.memory import HostMemory
 from opweave.host.processor import cpu_name
 from opweave.host.threads import ThreadPool
 from opweave_ort.kernels import KERNELS
+from opweave_ort.limits import limit
 from opweave_ort.packed import PackedType
 from opweave_ort.providers import Provider, features
 from opweave_ort.runtime import PACK_VARIABLE, flag
@@ -56,6 +57,11 @@ class OrtDevice(HostMemory):
     def buffer_types(self) -> Sequence[BufferType]:
         """The memory of the process, and those of repacked quantized weights, unless ``OPWEAVE_ORT_PACK=0``."""
         return self.default_buffer_type, *self._packed
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The numbers by which sessions and emitters are chosen."""
+        return tuple(limit)
 
     def features(self) -> Mapping[str, Any]:
         """ONNX Runtime's version and providers, the processor, and the bytes by which the arena has grown."""

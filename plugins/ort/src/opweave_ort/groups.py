@@ -16,6 +16,7 @@ from opweave.graph.layout import Shape, dense_strides, nbytes
 from opweave_ort.calls import Places, SessionCall
 from opweave_ort.kernels import KERNELS, MOVERS
 from opweave_ort.kernels.indexing import WRITES_OVER
+from opweave_ort.limits import limit
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
 from opweave_ort.patterns import Pattern
 from opweave_ort.runtime import PACK_VARIABLE, RUNTIME, flag
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bind_group", "is_large", "write"]
 
-LARGE_FLOPS: Final = 1 << 17
-LARGE_BYTES: Final = 1 << 16
+LARGE: Final = limit("threaded_work", 1 << 17, 1, 1 << 24)
 """Floating-point operations, or bytes of one operand, above which threads are of use for a step."""
 
 MODELS_KEPT: Final = 16
@@ -140,7 +140,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
 def is_large(step: Step) -> bool:
     """Whether threads are of use for a step. Sessions without such steps get none, so that processes with many small
     sessions do not have many threads."""
-    return flops(step) > LARGE_FLOPS or max([arg.nbytes for arg in (step.out, *step.srcs)]) > LARGE_BYTES
+    return max([flops(step), *[arg.nbytes for arg in (step.out, *step.srcs)]]) > LARGE.value
 
 
 def _session(stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern) -> Session:

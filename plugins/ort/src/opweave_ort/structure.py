@@ -14,6 +14,7 @@ from opweave.graph.opdef import OPS
 from opweave.graph.precision import Precision
 from opweave_ort.kernels import KERNELS
 from opweave_ort.kernels.indexing import WRITES_OVER
+from opweave_ort.limits import limit
 from opweave_ort.weights import Form, Piece, form_of, pieces
 from opweave_ort.windows import Window, cover
 
@@ -35,7 +36,7 @@ PRODUCTS: Final = frozenset({"linear", "matmul"})
 """Operations whose second operand ONNX Runtime packs, if it is a weight of a session."""
 
 
-CUT_BYTES: Final = 1 << 20
+CUT_BYTES: Final = limit("cut_bytes", 1 << 20, 1, 1 << 24)
 """Parts of weights up to this size are cut out in the model, of which ONNX Runtime keeps a copy; larger ones are
 weights of their own."""
 
@@ -149,19 +150,18 @@ class _Finder:
             number, out = made
             return -1 - number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)
         form: Form = form_of(arg.dtype, precision) if arg.dtype.is_quantized else ""
-        small = arg.nbytes <= CUT_BYTES and step.op not in PRODUCTS and not form
-        whole = self._weight_around(arg) if small else None
+        whole = None if step.op in PRODUCTS or form else self._weight_around(arg)
         if whole is not None:
             number, _ = self._entered(whole, form)
             return number, _window(arg, (arg.offset - whole.offset) // arg.dtype.itemsize)
         return self._entered(arg, form)
 
     def _weight_around(self, arg: Arg) -> Arg | None:
-        """All of the weight that an operand is a part of. Which part may then depend on the sizes of a program."""
+        """All of the weight that an operand is a small part of. Which part may depend on the sizes of a program."""
         for i in self.group.constant:
             read = self.group.reads[i]
             if read.buffer is arg.buffer and read.dtype is arg.dtype and is_within(arg, read):
-                return read if _identity(read) is not None else None
+                return read if _identity(read) is not None and arg.nbytes <= CUT_BYTES.value else None
         return None
 
     def _entered(self, arg: Arg, form: Form) -> tuple[int, Window]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from opweave.contract import Step
-from opweave.graph.dtypes import DType
-from opweave.graph.opdef import OPS
+from opweave.graph.dtypes import DType, f64, i64
 from opweave_ort.kernels.table import NUMBERS, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
@@ -46,19 +44,17 @@ def triangle(m: Model, op: str, out: Operand, x: Operand, *, k: int) -> str:
     return m("Trilu", m.expanded(x), m.constant(np.int64(k)), upper=int(op == "triu"))
 
 
-def _small(step: Step) -> str | None:
-    return None if step.out.size <= 1 << 20 else "it would be a large constant of the model"
-
-
 @emits("full", dtypes=PLAIN)
 def full(m: Model, op: str, out: Operand, *, shape: tuple[int, ...], value: float, dtype: DType) -> str:
     return m("Expand", m.constant(value, out.dtype), m.integers(*shape)) if shape else m.constant(value, out.dtype)
 
 
-@emits("arange", dtypes=PLAIN, when=_small)
+@emits("arange", dtypes=PLAIN)
 def arange(m: Model, op: str, out: Operand, *, start: float, step: float, count: int, dtype: DType) -> str:
-    places = OPS["arange"].reference(start=start, step=step, count=count, dtype=dtype)
-    return m.constant(places.astype(dtype.numpy).astype(out.dtype.numpy))
+    wide = f64 if dtype.is_float else i64
+    places = m.cast(m("Range", *[m.constant(n, i64) for n in (0, count, 1)]), i64, wide)
+    values = m("Add", m("Mul", places, m.constant(step, wide)), m.constant(start, wide))
+    return m.cast(m.cast(values, wide, dtype), dtype, out.dtype)
 
 
 @emits("diag_embed", dtypes=NUMBERS)

@@ -8,9 +8,10 @@ from opweave.contract import Step
 from opweave.contract.kernels import of_other_type
 from opweave_ort.kernels.indexing import checked
 from opweave_ort.kernels.table import emits
+from opweave_ort.limits import limit
 from opweave_ort.model import Model, Operand
 
-CHOSEN_BYTES: Final = 1 << 26
+CHOSEN_BYTES: Final = limit("chosen_bytes", 1 << 26, 1, 1 << 28)
 """Bytes of chosen weights, a matrix for each row, up to which they are copied for a product."""
 
 
@@ -18,8 +19,9 @@ def _few(step: Step) -> str | None:
     _, w, ids = step.srcs
     if w.dtype.is_quantized:
         return "ONNX Runtime has no product with chosen quantized weights"
-    if ids.size * w.shape[1] * w.shape[2] * 4 > CHOSEN_BYTES:
-        return f"the chosen weights, a matrix for each row, would be copied and take more than {CHOSEN_BYTES:,} bytes"
+    most = CHOSEN_BYTES.value
+    if ids.size * w.shape[1] * w.shape[2] * 4 > most:
+        return f"the chosen weights, a matrix for each row, would be copied and take more than {most:,} bytes"
     return of_other_type(step, 1)
 
 
