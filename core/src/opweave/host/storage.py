@@ -167,32 +167,37 @@ def bind_copy(dst: Arg, stream: Stream, src: Arg) -> tuple[Call, bool]:
     if not stream.device.reaches(to.space) or not (to.type.is_raw and of.type.is_raw):
         return partial(copy, dst, src), False  # memory that the stream does not reach, or that stores whole tensors
     if not stream.is_async:
-        if to.is_host and of.is_host:
-            return partial(np.copyto, dst.view, src.view), False
-        if dense and (to.type.is_typed or of.type.is_typed):
-            return partial(_copy_array, _reader(src), _writer(dst)), False
-        size = dst.nbytes
-        if dense:
-            to.check(dst.offset, size, write=True)
-            of.check(src.offset, size)
-        if dense and of.is_host:
-            return to.type._bind_upload(to.handle, dst.offset, of.host_bytes(src.offset, size)), False
-        if dense and to.is_host:
-            return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size)), False
-        if dense and to.type is not of.type and not to.type.can_map and not of.type.can_map and size <= BOUNCE_BYTES:
-            staging = stream._staging(size)
-            down = of.type._bind_download(of.handle, src.offset, staging)
-            return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, staging))), False
-        if dst.is_dense and not dense and src.dtype.block == 1 and src.span <= min(PACKED * size, BOUNCE_BYTES):
-            kinds = (to.type, of.type)
-            if kinds[0] is not kinds[1] and not any(kind.can_map or kind.is_typed for kind in kinds):
-                return _bind_packing(dst, src), False
-        return partial(copy, dst, src), False
+        return _bind_now(dst, stream, src), False
     if dense and of.is_host and stream.queues_uploads(to):
         return partial(stream.upload, to, dst.offset, of.host_bytes(src.offset, src.nbytes)), True
     if dense and stream.queues_copies(to, of):
         return partial(stream.copy_from, to, dst.offset, of, src.offset, src.nbytes), True
     return partial(copy, dst, src), False
+
+
+def _bind_now(dst: Arg, stream: Stream, src: Arg) -> Call:
+    """The call that copies while it is made, between raw memories that the device of a synchronous stream reaches."""
+    to, of = _memory(dst), _memory(src)
+    if to.is_host and of.is_host:
+        return partial(np.copyto, dst.view, src.view)
+    size, kinds = dst.nbytes, (to.type, of.type)
+    bounces = kinds[0] is not kinds[1] and not any(kind.can_map or kind.is_typed for kind in kinds)
+    if not (dst.is_dense and src.is_dense):
+        packs = bounces and dst.is_dense and src.dtype.block == 1 and src.span <= min(PACKED * size, BOUNCE_BYTES)
+        return _bind_packing(dst, src) if packs else partial(copy, dst, src)
+    if to.type.is_typed or of.type.is_typed:
+        return partial(_copy_array, _reader(src), _writer(dst))
+    to.check(dst.offset, size, write=True)
+    of.check(src.offset, size)
+    if of.is_host:
+        return to.type._bind_upload(to.handle, dst.offset, of.host_bytes(src.offset, size))
+    if to.is_host:
+        return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size))
+    if bounces and size <= BOUNCE_BYTES:
+        staging = stream._staging(size)
+        down = of.type._bind_download(of.handle, src.offset, staging)
+        return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, staging)))
+    return partial(copy, dst, src)
 
 
 def _bind_packing(dst: Arg, src: Arg) -> Call:

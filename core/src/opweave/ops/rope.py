@@ -269,19 +269,7 @@ def rope(
         raise ShapeError("rope: interleaved and restart are two ways to lay out sections: give one, and sections")
     attrs: dict[str, Any] = {"pairing": pairing, "dims": turned, "sections": parts, "interleaved": turns}
     numbers = {"base": base, "scale": scale, "ext_factor": ext_factor, "attn_factor": attn_factor}
-    numbers |= {"beta_fast": beta_fast, "beta_slow": beta_slow}
-    for name, value in numbers.items():
-        attrs[name] = as_number("rope", name, value)
-        if name in ("ext_factor", "attn_factor"):
-            if not isfinite(attrs[name]):
-                raise DTypeError(f"rope: {name} is a finite number, not {value!r}")
-        elif not 0 < attrs[name] < inf:
-            raise DTypeError(f"rope: {name} is a positive number, not {value!r}")
-    (attrs["original_context"],) = as_lengths(
-        "rope", "original_context", original_context, 1, 1 if attrs["ext_factor"] else 0
-    )
-    if attrs["ext_factor"] and attrs["base"] == 1:
-        raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
+    attrs |= _frequency_attrs(numbers | {"beta_fast": beta_fast, "beta_slow": beta_slow}, original_context)
     if y.ndim < 2:
         raise misfit("rope", "x (..., tokens, size)", y)
     divisors = None if factors is None else cast(unquantized("rope", factors), wide_type(y.dtype))
@@ -292,6 +280,23 @@ def rope(
     srcs = (moved, _spread_positions(at, moved, parts))
     result = node(ROPE, srcs if divisors is None else (*srcs, divisors), attrs)
     return concat([y[..., :before], result], -1) if before else result
+
+
+def _frequency_attrs(numbers: dict[str, Any], original_context: Any) -> dict[str, Any]:
+    """The attributes from which angles are computed, checked."""
+    attrs: dict[str, Any] = {}
+    for name, value in numbers.items():
+        attrs[name] = as_number("rope", name, value)
+        if name in ("ext_factor", "attn_factor"):
+            if not isfinite(attrs[name]):
+                raise DTypeError(f"rope: {name} is a finite number, not {value!r}")
+        elif not 0 < attrs[name] < inf:
+            raise DTypeError(f"rope: {name} is a positive number, not {value!r}")
+    least = 1 if attrs["ext_factor"] else 0
+    (attrs["original_context"],) = as_lengths("rope", "original_context", original_context, 1, least)
+    if attrs["ext_factor"] and attrs["base"] == 1:
+        raise DTypeError("rope: with a base of 1 all pairs turn alike, and ext_factor has nothing to choose by")
+    return attrs
 
 
 def _restarting(sections: tuple[int, ...], base: float) -> Array:

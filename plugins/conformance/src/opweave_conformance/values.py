@@ -44,41 +44,54 @@ def make_values(rng: np.random.Generator, operand: Operand, shape: Sequence[int]
         largest = int(base.argmax())  # in every run, so that it leads outside in all of them or in none
         base[[0, largest]] = base[[largest, 0]]
         return np.resize(base, size).reshape(shape).astype(dtype.numpy)
+    make = _make_floats if dtype.is_float else _make_integers
+    return make(rng, operand, shape, dtype)
+
+
+def _make_floats(rng: np.random.Generator, operand: Operand, shape: Sequence[int], dtype: DType) -> Array:
+    values = rng.standard_normal(shape)
+    match operand.values:
+        case "large":
+            values += 1 << 15
+        case "ties":
+            values = rng.integers(-1, 3, shape).astype(np.float64)
+        case "alike":
+            values = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], shape)
+        case "halves":
+            values = rng.integers(-9, 10, shape) / 2
+        case "positive":
+            values = np.abs(values) + 0.125
+        case "negative":
+            values = -np.abs(values) - 0.125
+        case "fraction":
+            values = rng.uniform(0.125, 1, shape)
+        case "mask" | "hidden":
+            values = _make_mask(rng, shape, whole_rows=operand.values == "hidden")
+        case "special":
+            flat, some = values.reshape(-1), prod(shape) // 4
+            flat[rng.permutation(flat.size)[:some]] = np.resize([np.nan, np.inf, -np.inf, 0.0, -0.0], some)
+    return values.astype(dtype.numpy)
+
+
+def _make_integers(rng: np.random.Generator, operand: Operand, shape: Sequence[int], dtype: DType) -> Array:
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(np.bool_)
-    if dtype.is_integer:
-        if operand.values == "ends":
-            return _whole_range(rng, shape, dtype)
-        # Within i8, and not negative for u8: a cast between any two integer types keeps them.
-        low, high = (-1, 3) if operand.values in ("ties", "alike") else (-100, 100)
-        low = 0 if dtype.kind == "u" or operand.values == "positive" else low
-        return rng.integers(low, high, shape).astype(dtype.numpy)
-    values = rng.standard_normal(shape)
-    if operand.values == "large":
-        values += 1 << 15
-    if operand.values == "ties":
-        values = rng.integers(-1, 3, shape).astype(np.float64)
-    if operand.values == "alike":
-        values = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], shape)
-    if operand.values == "halves":
-        values = rng.integers(-9, 10, shape) / 2
-    if operand.values == "positive":
-        values = np.abs(values) + 0.125
-    elif operand.values == "negative":
-        values = -np.abs(values) - 0.125
-    elif operand.values == "fraction":
-        values = rng.uniform(0.125, 1, shape)
-    elif operand.values in ("mask", "hidden"):
-        hidden = rng.random(shape) < 0.3
-        if shape:
-            hidden[..., 0] = False
-        if operand.values == "hidden":
-            hidden.reshape(-1, shape[-1])[::2] = True
-        values = np.where(hidden, -np.inf, 0.0)
-    elif operand.values == "special":
-        flat = values.reshape(-1)
-        flat[rng.permutation(size)[: size // 4]] = np.resize([np.nan, np.inf, -np.inf, 0.0, -0.0], size // 4)
-    return values.astype(dtype.numpy)
+    if operand.values == "ends":
+        return _whole_range(rng, shape, dtype)
+    # Within i8, and not negative for u8: a cast between any two integer types keeps them.
+    low, high = (-1, 3) if operand.values in ("ties", "alike") else (-100, 100)
+    low = 0 if dtype.kind == "u" or operand.values == "positive" else low
+    return rng.integers(low, high, shape).astype(dtype.numpy)
+
+
+def _make_mask(rng: np.random.Generator, shape: Sequence[int], *, whole_rows: bool) -> Array:
+    """0 and -inf, not all -inf in a row; with ``whole_rows`` every other row is."""
+    hidden = rng.random(shape) < 0.3
+    if shape:
+        hidden[..., 0] = False
+    if whole_rows:
+        hidden.reshape(-1, shape[-1])[::2] = True
+    return np.where(hidden, -np.inf, 0.0)
 
 
 def _whole_range(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> Array:

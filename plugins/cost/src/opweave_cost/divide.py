@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opweave.contract import Device
     from opweave.graph.tensor import Tensor
     from opweave_cost.cluster import Cluster
+    from opweave_cost.cost_model import Profile
     from opweave_cost.simulation import SimulatedDevice
 
 __all__ = ["Load", "Measure", "divide", "what_if"]
@@ -62,33 +63,7 @@ def what_if(
     ]
     with Scheduler(whole, placement="cost") as scheduler:
         first = scheduler.partition(outputs)
-    seconds = first.predicted.nodes
-    of_group: dict[int, list[Tensor]] = {}
-    for node in first.partition.graph.nodes:
-        if node.base is None:
-            of_group.setdefault(first.partition.assignment.target_of[node], []).append(node)
-    live = live_bytes(first.partition.graph.nodes, first.partition.graph.outputs)
-    members: list[SimulatedDevice] = []
-    pins: dict[Tensor, SimulatedDevice] = {}
-    split: list[Tensor] = []
-    for index, nodes in sorted(of_group.items()):
-        group = cluster.groups[index]
-        if group.combined and group.count > 1:
-            together = [group.member(number, profiles[index]) for number in range(group.count)]
-            split += _split_weights(first.partition.graph, nodes, together)
-            members += together
-            continue
-        loads = [
-            Load(seconds.get(n, 0.0), live[n], {r: r.nbytes for s in n.srcs if (r := s.memory).leaf}) for n in nodes
-        ]
-        ends = divide(loads, group.count, group.device.mem_info()[1], pipeline=pipeline)
-        start = 0
-        for number, stop in enumerate(ends):
-            members.append(group.member(number, profiles[index]))
-            pins.update(dict.fromkeys(nodes[start:stop], members[-1]))
-            start = stop
-    if not members:
-        members.append(cluster.groups[0].member(0, profiles[0]))
+    members, pins, split = _members(cluster, profiles, first, pipeline=pipeline)
     try:
         with Scheduler(members) as scheduler:
             plan = scheduler.partition(outputs, pins)
@@ -103,6 +78,39 @@ def what_if(
                          if plan.partition.assignment.targets[at].device is member], member.same_speed)  # fmt: skip
     assignment = plan.partition.assignment.with_causes(dict.fromkeys(pins, "cost"))
     return PlannedGraph(replace(plan.partition, assignment=assignment, prediction=predict(plan.partition)))
+
+
+def _members(
+    cluster: Cluster, profiles: Sequence[Profile], first: PlannedGraph, *, pipeline: bool
+) -> tuple[list[SimulatedDevice], dict[Tensor, SimulatedDevice], list[Tensor]]:
+    """The devices that a graph, planned for whole groups, is placed on, where nodes go on them, and the weights that
+    are split over those of a combined group."""
+    seconds, graph = first.predicted.nodes, first.partition.graph
+    of_group: dict[int, list[Tensor]] = {}
+    for node in graph.nodes:
+        if node.base is None:
+            of_group.setdefault(first.partition.assignment.target_of[node], []).append(node)
+    live = live_bytes(graph.nodes, graph.outputs)
+    members: list[SimulatedDevice] = []
+    pins: dict[Tensor, SimulatedDevice] = {}
+    split: list[Tensor] = []
+    for index, nodes in sorted(of_group.items()):
+        group = cluster.groups[index]
+        if group.combined and group.count > 1:
+            together = [group.member(number, profiles[index]) for number in range(group.count)]
+            split += _split_weights(graph, nodes, together)
+            members += together
+            continue
+        loads = [
+            Load(seconds.get(n, 0.0), live[n], {r: r.nbytes for s in n.srcs if (r := s.memory).leaf}) for n in nodes
+        ]
+        ends = divide(loads, group.count, group.device.mem_info()[1], pipeline=pipeline)
+        start = 0
+        for number, stop in enumerate(ends):
+            members.append(group.member(number, profiles[index]))
+            pins.update(dict.fromkeys(nodes[start:stop], members[-1]))
+            start = stop
+    return members or [cluster.groups[0].member(0, profiles[0])], pins, split
 
 
 def _split_weights(graph: Graph, nodes: Collection[Tensor], devices: Sequence[SimulatedDevice]) -> list[Tensor]:

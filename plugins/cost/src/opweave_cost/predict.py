@@ -55,26 +55,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
             took = nodes[item.node] = model.step(item.node, signature, at)
             steps += took
         busy[split.target.name] += steps
-        copies = 0.0
-        for copy in split.copies:
-            if copy.kind is not None:
-                # A collective is predicted as if its device copied every part to itself.
-                for view in (copy.src, *copy.terms):
-                    copies += model.move(*where_lies(partition, view), at, nbytes(view.shape, view.dtype))
-                continue
-            device, space = where_lies(partition, copy.src)
-            size = copy.nbytes
-            if copy.ids is not None:
-                rows = copy.dst.shape[0]
-                size = size // max(rows, 1) * min(rows, _count(copy.ids))
-            if copy.cause in ("pack", "unpack"):
-                copies += model.feed(at, size) + model.fetch(split.target.device, size)
-            else:
-                copies += model.move(device, space, at, size)
-        for copy in split.write_backs:
-            device, space = where_lies(partition, copy.dst)
-            back = next((target.index for target in targets if target.device is device), at)
-            copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
+        copies = _copies(partition, split, model)
         splits.append(steps + copies)
         at_once.add(split, steps + copies)
         moved += copies
@@ -91,6 +72,31 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         if missing > 0:
             short[target.name] = int(missing)
     return Prediction(sum(busy.values()) + moved - spared, busy, moved, nodes, splits, use, short)
+
+
+def _copies(partition: Partition, split: Split, model: CostModel) -> float:
+    """Seconds of the copies before and after the steps of a split."""
+    at, copies = split.target.index, 0.0
+    for copy in split.copies:
+        if copy.kind is not None:
+            # A collective is predicted as if its device copied every part to itself.
+            for view in (copy.src, *copy.terms):
+                copies += model.move(*where_lies(partition, view), at, nbytes(view.shape, view.dtype))
+            continue
+        device, space = where_lies(partition, copy.src)
+        size = copy.nbytes
+        if copy.ids is not None:
+            rows = copy.dst.shape[0]
+            size = size // max(rows, 1) * min(rows, _count(copy.ids))
+        if copy.cause in ("pack", "unpack"):
+            copies += model.feed(at, size) + model.fetch(split.target.device, size)
+        else:
+            copies += model.move(device, space, at, size)
+    for copy in split.write_backs:
+        device, space = where_lies(partition, copy.dst)
+        back = next((target.index for target in partition.assignment.targets if target.device is device), at)
+        copies += model.move(split.target.device, split.target.space, back, copy.nbytes)
+    return copies
 
 
 def queues(targets: Sequence[Target], *, sharded: bool = False) -> list[int]:

@@ -136,12 +136,10 @@ def simulate(
     rates = dict(flops) if isinstance(flops, Mapping) else {} if flops is None else {ANY: flops}
     for dtype in rates if isinstance(flops, Mapping) else ():
         as_dtype(dtype)
-    for what, figure in {"bandwidth": bandwidth, **{f"flops of {k}": v for k, v in rates.items()}}.items():
-        if figure is not None and not (_is_number(figure) and figure > 0):
-            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a positive number")
-    for what, figure in {"launch": launch, "memory": memory}.items():
-        if figure is not None and not (_is_number(figure) and 0 <= figure <= LARGEST):
-            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a number that is not negative")
+    _check_figures(
+        name, {"bandwidth": bandwidth, **{f"flops of {k}": v for k, v in rates.items()}},
+        {"launch": launch, "memory": memory},
+    )  # fmt: skip
     links = {str(k): line(v) for k, v in link.items()} if isinstance(link, Mapping) else (
         {} if link is None else {"host": line(link)}
     )  # fmt: skip
@@ -153,6 +151,16 @@ def simulate(
     if not rates and bandwidth is None and launch is None:
         made.same_speed = model
     return made
+
+
+def _check_figures(name: str, positive: Mapping[str, Any], not_negative: Mapping[str, Any]) -> None:
+    """Refuse figures, of which some may be 0, that are no such numbers; raises `SchedulerError`."""
+    for what, figure in positive.items():
+        if figure is not None and not (_is_number(figure) and figure > 0):
+            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a positive number")
+    for what, figure in not_negative.items():
+        if figure is not None and not (_is_number(figure) and 0 <= figure <= LARGEST):
+            raise SchedulerError(f"simulate({name!r}): {what} is {figure!r}; it is a number that is not negative")
 
 
 def _is_number(value: object) -> bool:

@@ -72,6 +72,13 @@ LONGEST_ROW: Final = limit("blas_row", 1 << 13, 1, 1 << 13, bounds=(1, 1 << 13))
 """The longest row that BLAS adds up. It keeps a few dozen running sums, whose rounding errors grow with the length."""
 
 
+def copies(*pairs: tuple[Array, Array]) -> Iterator[Call]:
+    """The calls that copy the second array of each pair into the first one; none where they are one."""
+    for target, source in pairs:
+        if target is not source:
+            yield partial(np.copyto, target, source, "unsafe")
+
+
 def row_sums(n: int, dtype: Any) -> Callable[[Array, Array], Any]:
     """``add(x, out)``: the sums along a last axis of ``n`` elements of a NumPy float type, into a last axis of 1."""
     return _add_pairwise if n > LONGEST_ROW.value else _sums_by_dot(n, dtype)

@@ -384,10 +384,9 @@ class Link:
                         self._reader = me
                     if self._reader != me:
                         break  # whoever it is wakes this thread at the end, if others wait
-                    while True:
+                    self._take()
+                    while self._asked or self._watches:
                         self._take()
-                        if not self._asked and not self._watches:
-                            break
                     self._reader = 0
         except EOFError:
             pass
@@ -397,6 +396,10 @@ class Link:
             why = f"{type(error).__name__}: {error}"
         if not self._closing:
             self.fate.lose(why)
+        self._stop_reading(why)
+
+    def _stop_reading(self, why: str) -> None:
+        """Fail what waits for an answer, which will not come, and close the connection."""
         self.fate.leave(self)
         self.wire.end()
         with self._lock:

@@ -12,6 +12,25 @@ def _turned(x: Tensor) -> Tensor:
     return ops.transpose(x, (0, 1, 3, 2))
 
 
+def _row(x: Tensor, t: int) -> Tensor:
+    """The elements of token ``t`` as a row for each head: (batch, heads, 1, size)."""
+    return x[:, :, t : t + 1]
+
+
+def _column(x: Tensor, t: int) -> Tensor:
+    """The same as a column: (batch, heads, size, 1)."""
+    return _turned(_row(x, t))
+
+
+def _next_state(
+    state: Tensor, t: int, k: Tensor, v: Tensor, w: Tensor | None, a: Tensor | None, b: Tensor | None
+) -> Tensor:
+    """The state behind token ``t``, of the one before it."""
+    s = state if w is None else _column(w, t) * state
+    s = s + _column(k, t) * _row(v, t)
+    return s if a is None or b is None else s + _column(b, t) * (_row(a, t) @ state)
+
+
 @gradient_of("linear_attention")
 def _linear_attention(
     grad: Tensor,
@@ -36,26 +55,14 @@ def _linear_attention(
     dy = ops.reshape(grad[: v.size], v.shape) if last else grad
     ds: Tensor = ops.reshape(grad[v.size :], last_shape) if last else zeros(last_shape, q.dtype)
 
-    def columns(x: Tensor, t: int) -> Tensor:
-        """The elements of token ``t`` as a column for each head: (batch, heads, size, 1)."""
-        return _turned(x[:, :, t : t + 1])
-
-    def rows(x: Tensor, t: int) -> Tensor:
-        return x[:, :, t : t + 1]
-
     before = [h if h is not None else zeros(last_shape, q.dtype)]
     for t in range(tokens - 1 if bonus else tokens):  # with a bonus nothing reads the last state
-        s = before[t] if w is None else columns(w, t) * before[t]
-        s = s + columns(k, t) * rows(v, t)
-        if a is not None and b is not None:
-            s = s + columns(b, t) * (rows(a, t) @ before[t])
-        before.append(s)
-
+        before.append(_next_state(before[t], t, k, v, w, a, b))
     per_token: dict[str, list[Tensor]] = {name: [] for name in ("q", "k", "v", "w", "a", "b")}
     du: Tensor | None = None
     for t in reversed(range(tokens)):
-        key, value, query = columns(k, t), rows(v, t), columns(q, t)
-        dread = query * rows(dy, t)
+        key, value, query = _column(k, t), _row(v, t), _column(q, t)
+        dread = query * _row(dy, t)
         if u is None:
             read, ds = before[t + 1], ds + dread
             dadded = ds
@@ -66,18 +73,18 @@ def _linear_attention(
             dadded = ds + weight * dread
             term = ops.sum(ops.reshape(dread * added, (batch, heads, size, v.shape[3])), (0, 3))
             du = term if du is None else du + term
-        per_token["q"].append(rows(dy, t) @ _turned(read))
+        per_token["q"].append(_row(dy, t) @ _turned(read))
         per_token["k"].append(value @ _turned(dadded))
         per_token["v"].append(_turned(key) @ dadded)
-        carried = ds if w is None else columns(w, t) * ds
+        carried = ds if w is None else _column(w, t) * ds
         if w is not None:
             shrunk = sum_of(ds * before[t])
             per_token["w"].append(_turned(shrunk if w.shape[3] == size else ops.sum(shrunk, 2, keepdims=True)))
         if a is not None and b is not None:
-            dremoved = rows(b, t) @ ds
-            per_token["b"].append((rows(a, t) @ before[t]) @ _turned(ds))
+            dremoved = _row(b, t) @ ds
+            per_token["b"].append((_row(a, t) @ before[t]) @ _turned(ds))
             per_token["a"].append(dremoved @ _turned(before[t]))
-            carried = carried + columns(a, t) * dremoved
+            carried = carried + _column(a, t) * dremoved
         ds = carried if u is None else carried + dread
 
     def gathered(name: str, like: Tensor) -> Tensor:

@@ -26,47 +26,37 @@ def _kind(call: Call) -> str:
     return "LSTM" if call.node.op == QUANTIZED else call.node.op
 
 
+ACTIVATIONS: Final[dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]]] = {
+    "sigmoid": (ow.sigmoid, ()),
+    "tanh": (ow.tanh, ()),
+    "relu": (ow.relu, ()),
+    "softplus": (ow.softplus, ()),
+    "softsign": (lambda x: x / (ow.abs(x) + 1.0), ()),
+    "leakyrelu": (lambda x, a: ow.leaky_relu(x, a), (0.01,)),
+    "elu": (lambda x, a: ow.elu(x, a), (1.0,)),
+    "thresholdedrelu": (lambda x, a: ow.where(x > a, x, ow.constant(0, x.dtype)), (1.0,)),
+    "affine": (lambda x, a, b: ow.scale(x, a, b), (1.0, 0.0)),
+    "hardsigmoid": (lambda x, a, b: ow.clamp(ow.scale(x, a, b), 0.0, 1.0), (0.2, 0.5)),
+    "scaledtanh": (lambda x, a, b: a * ow.tanh(b * x), (1.0, 1.0)),
+}
+"""Activation functions by their names in small letters, with the defaults of the alpha and beta that they take."""
+
+
+def _activation(function: Callable[..., Tensor], *numbers: float) -> Function:
+    return lambda x: function(x, *numbers)
+
+
 def _functions(call: Call, directions: int) -> list[list[Function]]:
     """The activation functions of each direction."""
     names = call.get("activations", ()) or DEFAULTS[_kind(call)] * directions
-    alphas, betas = list(call.get("activation_alpha", ())), list(call.get("activation_beta", ()))
-
-    def number(values: list[float], default: float) -> float:
-        return values.pop(0) if values else default
-
+    given = list(call.get("activation_alpha", ())), list(call.get("activation_beta", ()))
     made: list[Function] = []
     for name in names:
-        match name.lower():
-            case "sigmoid":
-                made.append(ow.sigmoid)
-            case "tanh":
-                made.append(ow.tanh)
-            case "relu":
-                made.append(ow.relu)
-            case "softplus":
-                made.append(ow.softplus)
-            case "softsign":
-                made.append(lambda x: x / (ow.abs(x) + 1.0))
-            case "leakyrelu":
-                a = number(alphas, 0.01)
-                made.append(lambda x, a=a: ow.leaky_relu(x, a))  # type: ignore[misc]
-            case "elu":
-                a = number(alphas, 1.0)
-                made.append(lambda x, a=a: ow.elu(x, a))  # type: ignore[misc]
-            case "thresholdedrelu":
-                a = number(alphas, 1.0)
-                made.append(lambda x, a=a: ow.where(x > a, x, ow.constant(0, x.dtype)))  # type: ignore[misc]
-            case "affine":
-                a, b = number(alphas, 1.0), number(betas, 0.0)
-                made.append(lambda x, a=a, b=b: ow.scale(x, a, b))  # type: ignore[misc]
-            case "hardsigmoid":
-                a, b = number(alphas, 0.2), number(betas, 0.5)
-                made.append(lambda x, a=a, b=b: ow.clamp(ow.scale(x, a, b), 0.0, 1.0))  # type: ignore[misc]
-            case "scaledtanh":
-                a, b = number(alphas, 1.0), number(betas, 1.0)
-                made.append(lambda x, a=a, b=b: a * ow.tanh(b * x))  # type: ignore[misc]
-            case other:
-                raise call.refuse(f"there is no activation {other!r}")
+        if name.lower() not in ACTIVATIONS:
+            raise call.refuse(f"there is no activation {name.lower()!r}")
+        function, defaults = ACTIVATIONS[name.lower()]
+        numbers = [values.pop(0) if values else default for values, default in zip(given, defaults, strict=False)]
+        made.append(_activation(function, *numbers))
     each = len(DEFAULTS[_kind(call)])
     return [made[i * each : (i + 1) * each] for i in range(directions)]
 

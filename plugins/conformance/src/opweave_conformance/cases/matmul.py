@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from opweave import ops
-from opweave.graph.dtypes import DTYPES
+from opweave.graph.dtypes import DTYPES, DType
 from opweave.graph.layout import Shape
 from opweave_conformance.case import FLOATS, LAYOUTS, Case, Operand, case
 
@@ -27,6 +27,13 @@ BROADCAST_PRODUCTS: Final[tuple[tuple[Shape, Shape], ...]] = (
 
 
 def cases() -> Iterator[Case]:
+    yield from _plain()
+    for name, t in DTYPES.items():
+        if t.is_quantized:
+            yield from _quantized(name, t)
+
+
+def _plain() -> Iterator[Case]:
     for dtype in (*FLOATS, "i32", "i64"):
         for m, k, n in PRODUCTS:
             yield case("matmul", Operand((m, k), dtype), Operand((k, n), dtype))
@@ -47,23 +54,23 @@ def cases() -> Iterator[Case]:
             yield case("linear", Operand((6, 17), dtype), a, tag="right")
             yield case("matmul", Operand((2, 4, 3), dtype, layout), Operand((2, 3, 5), dtype))
             yield case("matmul", Operand((2, 4, 3), dtype), Operand((2, 3, 5), dtype, layout), tag="right")
-    for name, t in DTYPES.items():
-        if not t.is_quantized:
-            continue
-        for rows, blocks in ((1, 1), (5, 3), (33, 2)):
-            w = Operand((rows, blocks * t.block), name)
-            for m in (1, 4, 17):
-                yield case("linear", Operand((m, blocks * t.block)), w)
-            yield case("linear", Operand((3, blocks * t.block)), w, Operand((rows,)))
-            for dtype in ("f64", "f16", "bf16"):
-                x, bias = Operand((3, blocks * t.block), dtype), Operand((rows,), dtype)
-                yield case("linear", x, w, bias)
-            for layout in ("offset", "rows"):
-                view = Operand((rows, blocks * t.block), name, layout)
-                yield case("linear", Operand((2, blocks * t.block)), view)
-            ids = Operand((4,), "i32", values="ids", high=rows)
-            yield case("embedding", w, ids)
-            yield case("embedding", w._replace(values="special"), ids)
-            yield case("embedding", Operand((rows, blocks * t.block), name, "rows"), ids)
-        for op, build in (("copy", ops.copy), ("contiguous", ops.contiguous)):
-            yield case(op, Operand((5, 2 * t.block), name, "rows"), build=build)
+
+
+def _quantized(name: str, t: DType) -> Iterator[Case]:
+    for rows, blocks in ((1, 1), (5, 3), (33, 2)):
+        w = Operand((rows, blocks * t.block), name)
+        for m in (1, 4, 17):
+            yield case("linear", Operand((m, blocks * t.block)), w)
+        yield case("linear", Operand((3, blocks * t.block)), w, Operand((rows,)))
+        for dtype in ("f64", "f16", "bf16"):
+            x, bias = Operand((3, blocks * t.block), dtype), Operand((rows,), dtype)
+            yield case("linear", x, w, bias)
+        for layout in ("offset", "rows"):
+            view = Operand((rows, blocks * t.block), name, layout)
+            yield case("linear", Operand((2, blocks * t.block)), view)
+        ids = Operand((4,), "i32", values="ids", high=rows)
+        yield case("embedding", w, ids)
+        yield case("embedding", w._replace(values="special"), ids)
+        yield case("embedding", Operand((rows, blocks * t.block), name, "rows"), ids)
+    for op, build in (("copy", ops.copy), ("contiguous", ops.contiguous)):
+        yield case(op, Operand((5, 2 * t.block), name, "rows"), build=build)

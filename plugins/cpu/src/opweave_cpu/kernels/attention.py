@@ -15,12 +15,12 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
-from opweave.graph.layout import dense_strides
+from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
+from opweave_cpu.tiles import Array, compute_dtype, constant, copies, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
@@ -133,61 +133,36 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
         for first in range(0, end, plan.keys):
             ks = slice(first, min(first + plan.keys, end))
             count = ks.stop - first
-            operands = {"keys": all_keys[n, gs, ks], "values": all_values[n, gs, ks]}
-            for (name, operand), packs in zip(operands.items(), plan.pack, strict=True):
-                if packs:
-                    operands[name] = own(name, count, operand.shape[-1])
-                    yield partial(np.copyto, operands[name], operand)
-            right, values = operands.values()
+            some_keys, some_values = all_keys[n, gs, ks], all_values[n, gs, ks]
+            right = own("keys", count, some_keys.shape[-1]) if plan.pack[0] else some_keys
+            values = own("values", count, some_values.shape[-1]) if plan.pack[1] else some_values
+            yield from copies((right, some_keys), (values, some_values))
             scores = own("scores", rows, count)
-            if "turned" in given:
-                turned = own("turned", count, rows)
-                yield partial(np.matmul, right, some.swapaxes(1, 2), turned)
-                yield partial(np.copyto, scores, turned.swapaxes(1, 2))
-            else:
-                yield partial(np.matmul, some, right.swapaxes(1, 2), scores)
+            yield from _products(some, right, scores, own("turned", count, rows) if "turned" in given else None)
             if cap is not None:
                 yield partial(np.tanh, scores, scores)
                 yield partial(np.multiply, scores, cap, scores)
             grid = scores.reshape(*shape, count)
             if mask is not None:
-                bias = mask[(*at, ks)]
-                if slopes is not None:
-                    sloped = own("sloped", rows, count).reshape(grid.shape)
-                    yield partial(np.multiply, bias, slopes[gs, hs], sloped)
-                    bias = sloped
-                yield partial(np.add, grid, bias, grid)
+                sloped = None if slopes is None else own("sloped", rows, count).reshape(grid.shape)
+                yield from add_mask(grid, mask[(*at, ks)], None if slopes is None else slopes[gs, hs], sloped)
             if behind is not None and ks.stop > seen + 1:
                 skip = max(0, seen + 1 - first)  # keys that every query of the tile sees
                 gone = _behind(behind, shape[2], count - skip, first + skip - seen)
                 yield partial(np.copyto, grid[..., skip:], hidden, where=gone)
-            if isinstance(stream, CpuStream) and whole and end <= plan.keys:
-                shape_of_scores, array = (groups, rows, count), given["scores"]
-                strides = dense_strides(shape_of_scores, dtype)
-                shares = Arg(array.buffer, array.offset + worker * array.strides[0], dtype, shape_of_scores, strides)
-                compiled = stream.bind_rows(Step("softmax", shares, (shares,), {"scale": 1.0}))
-                if compiled is not None:
-                    yield compiled
-                    yield partial(np.matmul, scores, values, total)
-                    if stores:
-                        yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
-                    return
-            add = row_sums(count, dtype.numpy)
+            compiled = None
+            if whole and end <= plan.keys:
+                compiled = _compiled_softmax(stream, given["scores"], worker, (groups, rows, count))
+            if compiled is not None:
+                yield compiled
+                yield partial(np.matmul, scores, values, total)
+                break
             if first == 0:
-                yield partial(np.maximum.reduce, scores, -1, None, top, True)
-                if sinks is not None:
-                    yield partial(np.maximum, top.reshape(shape), sinks[gs, hs], out=top.reshape(shape))
-                # Where nothing is visible yet, -inf would be subtracted from -inf.
-                yield partial(np.maximum, top, lowest, out=top)
-                yield partial(np.subtract, scores, top, scores)
-                yield partial(np.exp, scores, scores)
-                yield partial(add, scores, weight)
-                if sinks is not None:
-                    yield partial(np.subtract, sinks[gs, hs], top.reshape(shape), part.reshape(shape))
-                    yield partial(np.exp, part, part)
-                    yield partial(np.add, weight, part, weight)
+                sunk = None if sinks is None else sinks[gs, hs]
+                yield from _first_shares(scores, top, weight, part, shape, lowest, sunk)
                 yield partial(np.matmul, scores, values, total)
                 continue
+            add = row_sums(count, dtype.numpy)
             higher, products = own("higher", rows, 1), own("products", rows, result.shape[-1])
             yield partial(np.maximum.reduce, scores, -1, None, higher, True)
             yield partial(np.maximum, higher, top, out=higher)
@@ -203,11 +178,56 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
             yield partial(np.multiply, total, top, total)
             yield partial(np.add, total, products, total)
             yield partial(np.copyto, top, higher)
-        yield partial(np.divide, total, weight, total)
+        if compiled is None:  # whose shares are divided already
+            yield partial(np.divide, total, weight, total)
         if stores:
             yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
 
     return for_rows(bind_workers(stream, plan.jobs, plan.workers, tile_calls), plan.keys)
+
+
+def _products(some: Array, keys: Array, scores: Array, turned: Array | None) -> Iterator[Call]:
+    """The products of queries and keys; by way of ``turned``, where that is given, with the keys on the left."""
+    if turned is None:
+        yield partial(np.matmul, some, keys.swapaxes(1, 2), scores)
+    else:
+        yield partial(np.matmul, keys, some.swapaxes(1, 2), turned)
+        yield partial(np.copyto, scores, turned.swapaxes(1, 2))
+
+
+def add_mask(scores: Array, mask: Array, slopes: Array | None, sloped: Array | None) -> Iterator[Call]:
+    """Adds a mask, multiplied by slopes by way of ``sloped`` where there are some, to scores of its shape."""
+    if slopes is not None:
+        yield partial(np.multiply, mask, slopes, sloped)
+        mask = sloped if sloped is not None else mask
+    yield partial(np.add, scores, mask, scores)
+
+
+def _compiled_softmax(stream: Stream, scores: Arg, worker: int, shape: Shape) -> Call | None:
+    """The compiled softmax of the scores of a worker, if the stream has it for them."""
+    if not isinstance(stream, CpuStream):
+        return None
+    strides = dense_strides(shape, scores.dtype)
+    shares = Arg(scores.buffer, scores.offset + worker * scores.strides[0], scores.dtype, shape, strides)
+    return stream.bind_rows(Step("softmax", shares, (shares,), {"scale": 1.0}))
+
+
+def _first_shares(
+    scores: Array, top: Array, weight: Array, part: Array, shape: Shape, lowest: Array, sinks: Array | None
+) -> Iterator[Call]:
+    """Sets ``top`` to the largest scores, the scores to what they and ``top`` give, and ``weight`` to its sums."""
+    yield partial(np.maximum.reduce, scores, -1, None, top, True)
+    if sinks is not None:
+        yield partial(np.maximum, top.reshape(shape), sinks, out=top.reshape(shape))
+    # Where nothing is visible yet, -inf would be subtracted from -inf.
+    yield partial(np.maximum, top, lowest, out=top)
+    yield partial(np.subtract, scores, top, scores)
+    yield partial(np.exp, scores, scores)
+    yield partial(row_sums(scores.shape[-1], scores.dtype), scores, weight)
+    if sinks is not None:
+        yield partial(np.subtract, sinks, top.reshape(shape), part.reshape(shape))
+        yield partial(np.exp, part, part)
+        yield partial(np.add, weight, part, weight)
 
 
 def _behind(ones: Array, tokens: int, keys: int, ahead: int) -> Array:

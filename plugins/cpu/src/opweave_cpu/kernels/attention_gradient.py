@@ -12,11 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Call, Step
-from opweave.graph.dtypes import as_dtype
+from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.attention_gradient import attention_gradient_sizes
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
+from opweave_cpu.kernels.attention import add_mask
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, stretches, window, worker_scratch
@@ -111,24 +112,10 @@ def attention_backward(
     def job_calls(job: tuple[int, slice], worker: int) -> Iterator[Call]:
         n, gs = job
         groups = gs.stop - gs.start
-
-        def own(name: str, *shape: int) -> Array:
-            return window(given[name].view[worker], shape)
-
-        def shown(name: str, shape: Shape, start: int = 0, strides: Shape | None = None) -> Arg:
-            """An array of the worker as an operand of a step."""
-            array = given[name]
-            offset = array.offset + worker * array.strides[0] + start * dtype.itemsize
-            return Arg(array.buffer, offset, dtype, shape, strides or dense_strides(shape, dtype))
-
-        def packed_rows(i: int, name: str, x: Array, rows: int) -> tuple[Array, list[Call]]:
-            if not plan.packs[i]:
-                return x.reshape(groups, rows, x.shape[-1]), []
-            made = own(name, groups, rows, x.shape[-1])
-            return made, [partial(np.copyto, made.reshape(x.shape), x)]
-
-        right, copies = packed_rows(2, "keys", k.view[n, gs], keys)
-        values, others = packed_rows(3, "values", v.view[n, gs], keys)
+        arrays = _Arrays(given, dtype, worker)
+        own, shown = arrays.array, arrays.operand
+        right, copies = arrays.packed_rows("keys", k.view[n, gs], (groups, keys), packs=plan.packs[2])
+        values, others = arrays.packed_rows("values", v.view[n, gs], (groups, keys), packs=plan.packs[3])
         yield from (*copies, *others)
         if "behind" in given:  # a window of it moves along with the query: 0 for keys that the query sees
             yield partial(own("behind", keys).fill, 0)
@@ -138,19 +125,12 @@ def attention_backward(
         middle = ends[1] - ends[0]
         totals = by_keys[:, :middle].reshape(right.shape), by_keys[:, middle:].reshape(values.shape)
 
-        def adds(target: Array, weights: Array, x: Array, first: bool) -> Iterator[Call]:
-            """Writes the product of transposed weights for the first tile, and adds it for the others."""
-            made = target if first else own("products", *target.shape)
-            yield partial(np.matmul, weights.swapaxes(1, 2), x, made)
-            if not first:
-                yield partial(np.add, target, made, target)
-
         for hs, ts in plan.cuts:
             at = (n, gs, hs, ts)
             shape = (groups, hs.stop - hs.start, ts.stop - ts.start, keys)
             start, rows = hs.start * tokens + ts.start, shape[1] * shape[2]
-            some, copies = packed_rows(0, "queries", queries[at], rows)
-            arriving, others = packed_rows(1, "given", grads[at], rows)
+            some, copies = arrays.packed_rows("queries", queries[at], (groups, rows), packs=plan.packs[0])
+            arriving, others = arrays.packed_rows("given", grads[at], (groups, rows), packs=plan.packs[1])
             yield from (*copies, *others)
             shares, along = own("shares", groups, rows, keys), own("along", groups, rows, keys)
             factor = scale
@@ -164,15 +144,12 @@ def attention_backward(
                 yield partial(np.multiply, shares, cap, shares)
                 factor = 1.0
             if mask is not None:
-                bias = mask[at]
-                if slopes is not None:
-                    sloped = own("sloped", *shape)
-                    yield partial(np.multiply, bias, slopes[gs, hs], sloped)
-                    bias = sloped
                 if factor != 1:
                     yield partial(np.multiply, shares, constant(factor, dtype), shares)
                     factor = 1.0
-                yield partial(np.add, shares.reshape(shape), bias, shares.reshape(shape))
+                sloped = None if slopes is None else own("sloped", *shape)
+                slope = None if slopes is None else slopes[gs, hs]
+                yield from add_mask(shares.reshape(shape), mask[at], slope, sloped)
             step, operands = dtype.itemsize, [shown("shares", shape)]
             if "behind" in given:
                 operands.append(shown("behind", shape, tokens - 1 - ts.start, (0, 0, -step, step)))
@@ -184,12 +161,12 @@ def attention_backward(
                 shares.reshape(shape), factor, operands[1].view if len(operands) > 1 else None,
                 None if sinks is None else sinks[gs, hs], own("top", *shape[:3], 1), own("weight", *shape[:3], 1),
             )  # fmt: skip
-            yield from adds(totals[1], shares, arriving, start == 0)
+            yield from arrays.add_product(totals[1], shares, arriving, first=start == 0)
             yield partial(np.matmul, arriving, values.swapaxes(1, 2), along)
             yield compiled[1] or _softmax_backward(along, shares, scale, own("top", groups, rows, 1))
             if soft_cap:
                 yield partial(np.multiply, along, capped, along)
-            yield from adds(totals[0], along, some, start == 0)
+            yield from arrays.add_product(totals[0], along, some, first=start == 0)
             result = packed[:, start * size : (start + rows) * size]
             turns = own("turns", groups, rows, size) if plan.stores else result.reshape(groups, rows, size)
             yield partial(np.matmul, along, right, turns)
@@ -199,6 +176,40 @@ def attention_backward(
             yield partial(np.copyto, packed[:, ends[0] :], by_keys, "unsafe")
 
     return for_rows(bind_workers(stream, plan.jobs, plan.workers, job_calls), keys)
+
+
+class _Arrays:
+    """The workspace of one worker.
+
+    Args:
+        given: the arrays of all workers, by name.
+    """
+
+    def __init__(self, given: Mapping[str, Arg], dtype: DType, worker: int) -> None:
+        self._given, self._dtype, self._worker = given, dtype, worker
+
+    def array(self, name: str, *shape: int) -> Array:
+        return window(self._given[name].view[self._worker], shape)
+
+    def operand(self, name: str, shape: Shape, start: int = 0, strides: Shape | None = None) -> Arg:
+        """An array as an operand of a step."""
+        array = self._given[name]
+        offset = array.offset + self._worker * array.strides[0] + start * self._dtype.itemsize
+        return Arg(array.buffer, offset, self._dtype, shape, strides or dense_strides(shape, self._dtype))
+
+    def packed_rows(self, name: str, x: Array, lead: Shape, *, packs: bool) -> tuple[Array, list[Call]]:
+        """Matrices in the shape of ``lead`` and the last axis, and the calls that pack them."""
+        if not packs:
+            return x.reshape(*lead, x.shape[-1]), []
+        made = self.array(name, *lead, x.shape[-1])
+        return made, [partial(np.copyto, made.reshape(x.shape), x)]
+
+    def add_product(self, target: Array, weights: Array, x: Array, *, first: bool) -> Iterator[Call]:
+        """Writes the product of transposed weights for the first tile, and adds it for the others."""
+        made = target if first else self.array("products", *target.shape)
+        yield partial(np.matmul, weights.swapaxes(1, 2), x, made)
+        if not first:
+            yield partial(np.add, target, made, target)
 
 
 def _softmax(scores: Array, scale: float, bias: Array | None, sinks: Array | None, top: Array, weight: Array) -> Call:

@@ -3,7 +3,7 @@ depend on their remainder of 2π alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final
@@ -17,7 +17,7 @@ from opweave.graph.layout import dense_strides
 from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies, section_parts
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import Array, aligned, compute_dtype, in_turn, stretches, window
+from opweave_cpu.tiles import Array, aligned, compute_dtype, copies, in_turn, stretches, window
 from opweave_cpu.tunables import TILE
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, worker_count
 
@@ -73,11 +73,7 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
 
     def table_calls(steps: Array, magnitude: float) -> Iterator[Call]:
         yield partial(np.copyto, wide_positions.view, stored)
-        for some, compute in chunks:
-            angle = angles.view[: some.stop - some.start]
-            for row, part in parts:
-                yield partial(np.multiply, rows[row, some, None], steps[part], angle[:, part])
-            yield compute
+        yield from _angle_calls(chunks, parts, rows, steps, angles.view)
         if magnitude != 1:
             yield partial(np.multiply, cos.view, magnitude, cos.view)
             yield partial(np.multiply, sin.view, magnitude, sin.view)
@@ -101,17 +97,13 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         yield partial(np.multiply, b, c, sum_b)
         yield partial(np.multiply, a, s, t)
         yield partial(np.add, sum_b, t, sum_b)
-        for to, sum_ in ((to_a, sum_a), (to_b, sum_b)):
-            if sum_ is not to:
-                yield partial(np.copyto, to, sum_, "unsafe")
+        yield from copies((to_a, sum_a), (to_b, sum_b))
         if x.shape[-1] > dims:
             yield partial(np.copyto, outputs[..., dims:], inputs[..., dims:])
 
-    rotate = None
-    if isinstance(stream, CpuStream):
-        tables = [_repeated_rows(t, (*lead, half), x.shape) for t in (cos, sin)]
-        pairs = [_part(arg, part) for arg in (x, out) for part in (first, second)]
-        rotate = stream.rotate([*pairs[:2], *tables, *pairs[2:]])
+    tables = [_repeated_rows(t, (*lead, half), x.shape) for t in (cos, sin)]
+    pairs = [_part(arg, part) for arg in (x, out) for part in (first, second)]
+    rotate = stream.rotate([*pairs[:2], *tables, *pairs[2:]]) if isinstance(stream, CpuStream) else None
     if rotate is None:
         rotate = bind_workers(stream, plan.jobs, plan.workers, rotation_calls)
     elif x.shape[-1] > dims:
@@ -126,6 +118,17 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
         rotate()
 
     return run
+
+
+def _angle_calls(
+    chunks: Sequence[tuple[slice, Call]], parts: Sequence[tuple[int, slice]], rows: Array, steps: Array, angles: Array
+) -> Iterator[Call]:
+    """The angles of the positions of each chunk, and the call that goes on with them."""
+    for some, compute in chunks:
+        angle = angles[: some.stop - some.start]
+        for row, part in parts:
+            yield partial(np.multiply, rows[row, some, None], steps[part], angle[:, part])
+        yield compute
 
 
 def _trigonometry(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:

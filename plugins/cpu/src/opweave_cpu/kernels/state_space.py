@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -148,11 +148,7 @@ def selective_scan(
             operands += [reads[i, g, :, ts].T, writes[i, g, :, ts].T]
             result = results[i, channels, ts].T
             y = result if count == 1 and result.dtype == dtype else grown
-            packed = (steps, xs, own("reads", count, n), own("writes", count, n))
-            for k, (values, into) in enumerate(zip(operands, packed, strict=True)):
-                if count > 1 or values.dtype != dtype:
-                    yield partial(np.copyto, into, values)
-                    operands[k] = into
+            yield from _packed(operands, (steps, xs, own("reads", count, n), own("writes", count, n)))
             step, x, read, write = operands
             if softplus:
                 yield partial(np.logaddexp, step, zero, steps)
@@ -162,11 +158,7 @@ def selective_scan(
             yield partial(np.multiply, x, step, grown)
             yield partial(np.multiply, grown[:, :, None], read[:, None], hs)
             # From token to token: what is left of the state before is added to what flows in, which `hs` holds.
-            if count == 1:
-                yield partial(np.multiply, decay, before, decay)
-                yield partial(np.add, hs, decay, hs)
-            else:
-                yield partial(_pass_on, before, decay, hs)
+            yield from _passed_on(before, decay, hs)
             yield partial(np.matmul, hs, write[:, :, None], y[:, :, None])
             if through is not None:
                 yield partial(np.multiply, x, through[channels], xs)
@@ -180,6 +172,22 @@ def selective_scan(
                 yield partial(np.copyto, states[i, channels], hs[-1], "unsafe")
 
     return bind_workers(stream, plan.jobs, plan.workers, tile_calls)
+
+
+def _packed(operands: list[Array], into: Sequence[Array]) -> Iterator[Call]:
+    """Copies operands of several tokens or of another type, and puts the copies in their place."""
+    for k, (values, packed) in enumerate(zip(operands, into, strict=True)):
+        if len(values) > 1 or values.dtype != packed.dtype:
+            yield partial(np.copyto, packed, values)
+            operands[k] = packed
+
+
+def _passed_on(before: Array, decay: Array, hs: Array) -> Iterator[Call]:
+    if len(hs) == 1:
+        yield partial(np.multiply, decay, before, decay)
+        yield partial(np.add, hs, decay, hs)
+    else:
+        yield partial(_pass_on, before, decay, hs)
 
 
 def _pass_on(before: Array, decay: Array, hs: Array) -> None:

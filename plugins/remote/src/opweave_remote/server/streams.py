@@ -61,14 +61,7 @@ class StreamChannel(Channel):
     def perform(self, work: Serve, frame: Frame) -> None:
         kind, args, size = frame
         if kind in _ANSWERED:
-            try:
-                value = work(*args[1:])
-            except (EOFError, OSError):
-                raise
-            except Exception as error:
-                self.fail(args[0], encode_error(error))
-            else:
-                self.answer(args[0], value)
+            self._answer(work, *args)
             return
         if self._out and (kind in _LONG or size > _BUFFERED):
             self.flush()  # answers that are ready do not wait for this message
@@ -95,6 +88,16 @@ class StreamChannel(Channel):
             self._working = False
         if self.broken is not None and kind in _GIVING:
             self.later(partial(self.fail, args[0], self.broken))
+
+    def _answer(self, work: Serve, ticket: int, *args: Any) -> None:
+        try:
+            value = work(*args)
+        except (EOFError, OSError):
+            raise
+        except Exception as error:
+            self.fail(ticket, encode_error(error))
+        else:
+            self.answer(ticket, value)
 
     def _break(self, error: BaseException, plan: int = -1, step: int = -1) -> None:
         if self.broken is None:

@@ -104,20 +104,14 @@ class Runner:
         unread = {*folded, *norms, *[made.conv for made in norms.values()]}
         named: dict[str, tuple[torch.fx.Node, torch.Tensor]] = {}
         self._leaves: dict[torch.fx.Node, Any] = {}
-        self._folded: list[torch.Tensor] = []  # what results were computed of beforehand
         self._used: set[Tensor] = set()  # weights whose values graphs depend on
-        for node in _above(
-            [*folded, *[arg for norm, made in norms.items() for arg in (*made.conv.args[1:3], *norm.args[1:5])]]
-        ):
-            if node.op == "placeholder" and node.name in source.leaves:
-                self._folded.append(source.leaves[node.name][1].detach())
+        operands = [arg for norm, made in norms.items() for arg in (*made.conv.args[1:3], *norm.args[1:5])]
+        parameters = [n for n in _above([*folded, *operands]) if n.op == "placeholder" and n.name in source.leaves]
+        # What results were computed of beforehand.
+        self._folded = [source.leaves[node.name][1].detach() for node in parameters]
         for node in source.graph.nodes:
             if node.op == "placeholder" and node.name in source.states:
-                name, value = source.leaves[node.name]
-                if name not in self.states:
-                    self.states[name] = ow.state(name, tuple(value.shape), dtype_of(value.dtype, f"buffer {name!r}"))
-                    self._pending[name] = array_of(value).copy()
-                self._leaves[node] = self.states[name]
+                self._leaves[node] = self._state_of(*source.leaves[node.name])
             elif node.op == "placeholder" and node.name in source.leaves:
                 if any(user not in unread for user in node.users):
                     name, value = source.leaves[node.name]
@@ -127,11 +121,7 @@ class Runner:
                 if isinstance(value, torch.Tensor):
                     named[str(node.target)] = node, value
             elif node in folded:
-                value = folded[node]
-                if isinstance(value, torch.Tensor) and value.nbytes > SMALL and _is_spread(value):
-                    named[node.name] = node, value
-                else:
-                    self._leaves[node] = value
+                self._take_folded(node, folded[node], named)
         for made in norms.values():
             for part in ("weight", "bias"):
                 named[f"{made.conv.name}.{part}"] = made.conv, getattr(made, part)
@@ -150,6 +140,21 @@ class Runner:
         made_here = set(self._norms.values()) | folded.keys()
         self._given = [self.weights[name] for name, (node, _) in named.items() if node not in made_here]
         self._contents: Contents | None = None
+
+    def _state_of(self, name: str, value: torch.Tensor) -> Tensor:
+        if name not in self.states:
+            self.states[name] = ow.state(name, tuple(value.shape), dtype_of(value.dtype, f"buffer {name!r}"))
+            self._pending[name] = array_of(value).copy()
+        return self.states[name]
+
+    def _take_folded(
+        self, node: torch.fx.Node, value: Any, named: dict[str, tuple[torch.fx.Node, torch.Tensor]]
+    ) -> None:
+        """Take what was computed beforehand, large tensors as weights."""
+        if isinstance(value, torch.Tensor) and value.nbytes > SMALL and _is_spread(value):
+            named[node.name] = node, value
+        else:
+            self._leaves[node] = value
 
     def refresh(self) -> None:
         """Read parameters and buffers that do not change again; programs are built anew."""
@@ -283,29 +288,10 @@ class Runner:
             self.source, self._leaves, self._known, self._norms, self._args, fed, Updates(self.source, states, in_place)
         )
         self._used |= trace.used
-        wanted: dict[str, Tensor] = {}
-
-        def source_of(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return type(value)([source_of(v) for v in value])
-            if isinstance(value, Complex):
-                return _Joined(source_of(value.pairs))
-            if not isinstance(value, Tensor):
-                return value
-            if value.leaf is not None and value.leaf.kind == "input":
-                return _Fed(names[value.leaf.name])
-            if value in trace_known:
-                return trace_known[value]
-            for name, tensor in wanted.items():
-                if tensor is value:
-                    return _Computed(name)
-            name = f"result{len(wanted)}"
-            wanted[name] = value
-            return _Computed(name)
-
-        trace_known = self._known
-        results = [source_of(_unwritten(trace.of(output))) for output in self.source.outputs]
-        written = {position: source_of(trace.of(node)) for position, node in self.source.written.items()}
+        sources = _Results(names, self._known)
+        results = [sources.of(_unwritten(trace.of(output))) for output in self.source.outputs]
+        written = {position: sources.of(trace.of(node)) for position, node in self.source.written.items()}
+        wanted = sources.wanted
         updates = []
         for node_name, last in self.source.states.items():
             state, value = self.states[self.source.leaves[node_name][0]], trace.of(last)
@@ -318,6 +304,41 @@ class Runner:
             wanted[name] = after(wanted.get(name, ow.constant(0.0, "f32")), updates)
         inputs = _inputs_of(wanted, names)
         return Traced(wanted, inputs, results, written)
+
+
+class _Results:
+    """Where the results of a graph come from.
+
+    Attributes:
+        wanted: the tensors that a program computes, by name.
+
+    Args:
+        fed: name of an input -> its position among the arguments.
+        known: weights whose values torch has.
+    """
+
+    def __init__(self, fed: Mapping[str, int], known: Mapping[Tensor, torch.Tensor]) -> None:
+        self.wanted: Final[dict[str, Tensor]] = {}
+        self._fed, self._known = fed, known
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value, and for each in lists and tuples, in `Traced`."""
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.of(v) for v in value])
+        if isinstance(value, Complex):
+            return _Joined(self.of(value.pairs))
+        if not isinstance(value, Tensor):
+            return value
+        if value.leaf is not None and value.leaf.kind == "input":
+            return _Fed(self._fed[value.leaf.name])
+        if value in self._known:
+            return self._known[value]
+        for name, tensor in self.wanted.items():
+            if tensor is value:
+                return _Computed(name)
+        name = f"result{len(self.wanted)}"
+        self.wanted[name] = value
+        return _Computed(name)
 
 
 def _above(nodes: Iterable[Any]) -> list[torch.fx.Node]:

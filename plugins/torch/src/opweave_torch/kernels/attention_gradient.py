@@ -93,6 +93,30 @@ def attention_backward(
     return in_order(list(_calls(tiling, packed, tensor(grad), arrays)))
 
 
+def _slopes(q: Tensor, max_bias: float, axes: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    """What distances are multiplied by, a number for each head."""
+    if not max_bias:
+        return None
+    return torch.from_numpy(alibi_slopes(q.shape[1], max_bias)).to(q.device, dtype).view(*axes[1:3], 1, 1)
+
+
+def _capped(scores: Tensor, soft_cap: float, slope: Tensor) -> Iterator[Call]:
+    """Caps scores; ``slope`` gets the derivative of the cap."""
+    yield partial(scores.div_, soft_cap)
+    yield scores.tanh_
+    yield partial(torch.square, scores, out=slope)
+    yield partial(torch.sub, 1, slope, out=slope)
+    yield partial(scores.mul_, soft_cap)
+
+
+def _with_mask(scores: Tensor, mask: Tensor, bias: Tensor, slopes: Tensor | None) -> Iterator[Call]:
+    """Adds a mask to scores of its shape, multiplied by slopes if there are some, by way of ``bias``."""
+    yield partial(bias.copy_, mask)
+    if slopes is not None:
+        yield partial(bias.mul_, slopes)
+    yield partial(scores.add_, bias)
+
+
 def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, Tensor]) -> Iterator[Call]:
     attrs, axes, dtype = tiling.attrs, tiling.axes, arrays["probs"].dtype
     scale, soft_cap, causal = attrs["scale"], attrs["soft_cap"], attrs["causal"]
@@ -101,10 +125,7 @@ def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, T
     queries, grads = [x.unflatten(1, axes[1:3]) for x in (q, grad)]
     mask = None if tiling.mask is None else tensor(tiling.mask).unflatten(1, axes[1:3])
     sinks = None if tiling.sinks is None else tensor(tiling.sinks).view(*axes[1:3], 1)
-    slopes = None
-    if attrs["max_bias"]:
-        steps = torch.from_numpy(alibi_slopes(q.shape[1], attrs["max_bias"]))
-        slopes = steps.to(q.device, dtype).view(*axes[1:3], 1, 1)
+    slopes = _slopes(q, attrs["max_bias"], axes, dtype)
     ends = attention_gradient_sizes(q.shape, k.shape, v.shape)
     by_queries, by_keys, by_values = packed.split(ends, -1)
     hidden = None
@@ -139,28 +160,19 @@ def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, T
 
         right, values = own("keys", keys, size), own("values", keys, v.shape[3])
         some, given = own("queries", rows, size), own("given", rows, v.shape[3])
-        sources = [(some, queries[box]), (given, grads[box])]
-        if first:
-            sources += [(right, k[images, groups]), (values, v[images, groups])]
-        for copy, source in sources:
+        of_group = [(right, k[images, groups]), (values, v[images, groups])] if first else []
+        for copy, source in [(some, queries[box]), (given, grads[box]), *of_group]:
             yield partial(copy.view(source.shape).copy_, source)
         shape = queries[box].shape[:-1]
         probs = own("probs", rows, tiling.columns)
         scores, grid = probs[..., :keys], probs.view(*shape, -1)[..., :keys]
         yield partial(scores.baddbmm_, some, right.mT, beta=0, alpha=scale)
-        if soft_cap:
-            capped = own("capped", rows, keys)
-            yield partial(scores.div_, soft_cap)
-            yield scores.tanh_
-            yield partial(torch.square, scores, out=capped)
-            yield partial(torch.sub, 1, capped, out=capped)
-            yield partial(scores.mul_, soft_cap)
+        capped = own("capped", rows, keys) if soft_cap else None
+        if capped is not None:
+            yield from _capped(scores, soft_cap, capped)
         if mask is not None:
             bias = own("bias", rows, keys).view(*shape, -1)
-            yield partial(bias.copy_, mask[box])
-            if slopes is not None:
-                yield partial(bias.mul_, slopes[groups, hs])
-            yield partial(grid.add_, bias)
+            yield from _with_mask(grid, mask[box], bias, None if slopes is None else slopes[groups, hs])
         if hidden is not None:
             yield partial(grid.masked_fill_, hidden[ts], -inf)
         dprobs = own("dprobs", rows, tiling.columns)
@@ -172,7 +184,7 @@ def _calls(tiling: _Tiling, packed: Tensor, grad: Tensor, arrays: Mapping[str, T
         dscores = dprobs[..., :keys]
         yield partial(torch.bmm, given, values.mT, out=dscores)
         yield partial(softmax_gradient, dprobs, probs, dprobs)
-        if soft_cap:
+        if capped is not None:
             yield partial(dscores.mul_, capped)
         yield from adds(by_keys[images, groups], "key_sums", dscores, some, scale)
         start = hs.start * tokens + ts.start
