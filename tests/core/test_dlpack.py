@@ -80,6 +80,15 @@ def test_every_dtype_of_torch(name: str):
     np.testing.assert_array_equal(ow.read(tensor).astype(np.float64), np.arange(6).reshape(2, 3).astype(dtype.numpy))
 
 
+@pytest.mark.parametrize("name", ["bf16", "f8_e4m3", "f16", "bool"])
+def test_arrays_of_numpy_are_taken_in_dtypes_that_numpy_does_not_export(name: str):
+    array = np.arange(6).reshape(2, 3).astype(as_dtype(name).numpy)
+    tensor = ow.from_dlpack(array)
+    assert tensor.dtype is as_dtype(name)
+    assert address(data(tensor)) == array.ctypes.data
+    np.testing.assert_array_equal(ow.read(tensor).astype(np.float64), array.astype(np.float64))
+
+
 def test_bf16_with_strides_and_an_offset_and_without_its_owner():
     torch = pytest.importorskip("torch")
     whole = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)

@@ -52,6 +52,8 @@ def host_view(array: Any) -> np.ndarray[Any, Any]:
     Raises:
         DTypeError: the array is not on the host, or has a dtype that NumPy and `ml_dtypes` do not have.
     """
+    if isinstance(array, np.ndarray):
+        return array.view()  # NumPy does not export those of `ml_dtypes`
     array = detached(array)
     device = dlpack_device(array)
     if not is_on_host(device):

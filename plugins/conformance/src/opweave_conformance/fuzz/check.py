@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+import opweave as ow
 from opweave import leaf_memory, registry
+from opweave.errors import UnsupportedOpError
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import find_op
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor, node
-from opweave.ops.movement import after
+from opweave.ops.movement import after, copy
 from opweave.scheduler.place.precision import checked_precision, precisions_of
 from opweave_conformance.fuzz.samples import COUNT, Samples, differences, evaluate
 
@@ -60,6 +64,7 @@ def check(
     precision: Precision = "exact",
     runs: int = 1,
     how: str = "run",
+    largest: Sequence[Tensor] = (),
 ) -> None:
     """Build a program and run it, and compare outputs, observed values and states with the references.
 
@@ -68,7 +73,11 @@ def check(
         precision: how roughly products may be computed.
         runs: how often; inputs have new values in each.
         how: ``"run"``; ``"submit"``: all of them before the first result is asked for; ``"observe"``: with every value
-            shown; ``"warm"``: after `Program.warm`; ``"reserve"``: after `Scheduler.reserve`.
+            shown; ``"warm"``: after `Program.warm`; ``"reserve"``: after `Scheduler.reserve`; ``"on_device"``: with
+            inputs that lie on the device that reads them, where it exports arrays, and outputs that stay where they
+            were computed until all runs are over.
+        largest: the outputs in other sizes, of inputs of the same names: the graph runs as a compiled function whose
+            ``max_shapes`` are the shapes of these inputs.
 
     Raises:
         Mismatch: something is wrong; says what.
@@ -79,11 +88,17 @@ def check(
     supported = {t: d for t, d in (pins or {}).items() if scheduler.supports(d, t)}
     if how == "reserve":
         scheduler.reserve(outputs)
-    program = scheduler.build(outputs, supported, precision=precision)
+    program: Any = None
+    if largest:
+        function, names = _as_function(scheduler, outputs, largest, precision)
+        program = function.program(**{n: v for n, v in leaves.feeds().items() if n in names})
+    else:
+        program = scheduler.build(outputs, supported, precision=precision)
     expected = _Expected(graph, leaves, precision)
     if how == "warm":
         program.warm()
     under_way: list[tuple[int, Any]] = []
+    kept: list[tuple[int, Any]] = []
     for run in range(runs):
         if run:
             leaves.next_run()
@@ -96,6 +111,11 @@ def check(
         if how == "observe":
             with program.observe(partial(_keep, observed)):
                 got = program.run(feeds)
+        elif how == "on_device":
+            kept.append((run, program.run(_on_device(scheduler, program, graph, feeds), on_device=True)))
+            expected.add()
+            expected.compare_states(run)
+            continue
         else:
             got = program.run(feeds)
         expected.add()
@@ -103,9 +123,46 @@ def check(
         expected.compare_states(run)
     for run, future in under_way:
         expected.compare(run, future.result(), [])
+    for run, got in kept:
+        expected.compare(run, [leaf_memory.read_leaf(ow.from_dlpack(array)) for array in got], [])
     expected.compare_states(runs - 1)
     _count(program, graph)
     program.close()
+
+
+def _as_function(
+    scheduler: Scheduler, outputs: Sequence[Tensor], largest: Sequence[Tensor], precision: Precision
+) -> tuple[Any, list[str]]:
+    """The compiled function that gives ``outputs``, or ``largest`` for inputs of the shapes of those; and the names of
+    its arguments."""
+    inputs, larger = _inputs(outputs), _inputs(largest)
+
+    def traced(**given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(outputs if all(given[name].shape == inputs[name].shape for name in inputs) else largest)
+
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in inputs]
+    traced.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    shapes = {name: larger[name].shape for name in inputs}
+    return ow.compile(traced, devices=scheduler, max_shapes=shapes, precision=precision), list(inputs)
+
+
+def _inputs(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {t.name: t for t in Graph(outputs).leaves if t.leaf is not None and t.leaf.kind == "input"}
+
+
+def _on_device(scheduler: Scheduler, program: Program, graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Any]:
+    """The inputs' values, in the memory of the device that reads them where it is one that exports arrays."""
+    found: dict[str, Any] = dict(feeds)
+    for name, tensor in _inputs(graph.outputs).items():
+        nodes = [t for t in graph.nodes if not t.is_view and t.size and any(s.root is tensor for s in t.srcs)]
+        readers = {program.device_of(t).name for t in nodes}
+        if len(readers) != 1 or tensor.dtype.is_quantized or not tensor.size:
+            continue
+        copied, reader = copy(tensor), readers.pop()
+        if scheduler.supports(reader, copied):
+            with closing(scheduler.build(copied, {copied: reader})) as copying, suppress(UnsupportedOpError):
+                found[name] = copying.run({name: feeds[name]}, on_device=True)
+    return found
 
 
 def _keep(observed: list[tuple[Tensor, Array]], tensor: Tensor, value: Array) -> None:

@@ -27,17 +27,15 @@ from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
 from opweave_conformance.case import LAYOUTS, Case, Operand
 from opweave_conformance.cases import CASES, cases_for
+from opweave_conformance.fuzz import functions
 from opweave_conformance.fuzz.check import apply
-from opweave_conformance.fuzz.example import Drawn, Entry, Example, LeafEntry, NodeEntry, lines_of
+from opweave_conformance.fuzz.example import Drawn, Entry, Example, LeafEntry, NodeEntry, lines_of, with_lengths
 from opweave_conformance.fuzz.leaves import Leaves, leaf_array
 from opweave_conformance.fuzz.samples import Samples, evaluate
 
-__all__ = ["LEFT_OUT", "computable", "draw", "operations", "resized", "tensors_of"]
+__all__ = ["computable", "draw", "operations", "resized", "tensors_of"]
 
 Array = np.ndarray[Any, Any]
-
-LEFT_OUT: Final = frozenset({"custom"})
-"""Operations that are never drawn: a function of Python cannot be written into a script."""
 
 LENGTHS: Final = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 256, 257, 509,
                   1000, 1021, 1024, 2048, 4096, 4099, 8191, 16385, 26001, 32767, 32769, 65537, 131071, 131073, 262144,
@@ -57,6 +55,9 @@ MOST_FLOPS: Final = 50_000_000
 LARGEST: Final = 1 << 21
 """What one node may compute: floating-point operations, and elements."""
 
+HOW: Final = ("run", "submit", "observe", "warm", "reserve", "on_device")
+"""How graphs run, see `opweave_conformance.fuzz.check`."""
+
 WRITES: Final = 0.1
 """How often a node that writes a state is drawn; others are equally frequent."""
 
@@ -70,7 +71,8 @@ def operations() -> Mapping[str, Sequence[Case]]:
     third = [name for name, op in OPS.items() if op.family == "third-party" and not op.is_view]
     for case in cases_for(*third):
         found.setdefault(case.op, []).append(case)
-    return {name: cases for name, cases in sorted(found.items()) if name not in LEFT_OUT}
+    found["custom"] = functions.cases()  # whose functions a script can name
+    return dict(sorted(found.items()))
 
 
 def draw(seed: int, number: int, devices: Sequence[Device], largest: int = LENGTHS[-1]) -> Example:
@@ -87,6 +89,8 @@ def draw(seed: int, number: int, devices: Sequence[Device], largest: int = LENGT
         graphs.append(_Drawing(rng, largest).drawn(names))
     elif chance < 0.25:
         graphs.append(graph)
+    elif chance < 0.35:
+        graphs = [_compiled(rng, graph)]
     return Example(tuple(graphs), names, tuple(_options(rng)), tuple(_limits(rng, devices, names)))
 
 
@@ -158,7 +162,7 @@ class _Drawing:
             tuple(entries), tuple([numbers[t] for t in outputs]), tuple(pins),
             str(rng.choice(("exact", "bf16", "int8"), p=(0.9, 0.05, 0.05))),
             int(rng.choice((1, 2, 3), p=(0.5, 0.4, 0.1))),
-            str(rng.choice(("run", "submit", "observe", "warm", "reserve"), p=(0.55, 0.25, 0.1, 0.05, 0.05))),
+            str(rng.choice(HOW, p=(0.45, 0.25, 0.1, 0.05, 0.05, 0.1))),
         )  # fmt: skip
 
     def _outputs(self) -> list[Tensor]:
@@ -217,7 +221,8 @@ class _Drawing:
         made = [
             o._replace(shape=tuple([new.get(n, n) for n in o.shape]), high=new.get(o.high, o.high)) for o in operands
         ]
-        return made if all(prod(o.shape) <= budget for o in made) else operands
+        # Layouts make leaves with elements for operands without: a first axis of 0 repeats one of 1.
+        return made if all(prod([n or 1 for n in o.shape]) <= budget for o in made) else operands
 
     def _length(self, budget: int) -> int:
         """A length of an axis, at times 0."""
@@ -414,48 +419,40 @@ def _sound(samples: Samples) -> bool:
 
 def _other_sizes(rng: np.random.Generator, graph: Drawn) -> list[Drawn]:
     """The same graph with one or two other lengths of an axis of its leaves, where that gives a graph."""
+    found = [resized(graph, _other_length(rng, graph)) for _ in range(int(rng.integers(1, 4)))]
+    return [made for made in found if made is not None]
+
+
+def _compiled(rng: np.random.Generator, graph: Drawn) -> Drawn:
+    """The graph as a compiled function that was told other lengths of an axis as the largest; or the graph itself."""
+    lengths = _other_length(rng, graph)
+    made = graph._replace(largest=tuple(lengths.items()), pins=(), how="run")
+    inputs = [e for e in graph.entries if isinstance(e, LeafEntry) and e.kind == "input"]
+    plain = not any(as_dtype(e.dtype).is_quantized for e in inputs)
+    changed = any(n in lengths for e in inputs for n in e.shape)
+    return made if plain and changed and resized(graph, lengths) is not None else graph
+
+
+def _other_length(rng: np.random.Generator, graph: Drawn) -> dict[int, int]:
+    """A length of an axis of the leaves and another one; none if all are 1."""
     lengths = sorted({n for e in graph.entries if isinstance(e, LeafEntry) for n in e.shape if n > 1})
-    found: list[Drawn] = []
-    for _ in range(int(rng.integers(1, 4))):
-        if lengths:
-            old = int(rng.choice(lengths))
-            new = int(rng.choice((1, 2, old + 1, old - 1, 2 * old, max(old // 2, 1))))
-            made = resized(graph, {old: new})
-            if made is not None:
-                found.append(made)
-    return found
+    if not lengths:
+        return {}
+    old = int(rng.choice(lengths))
+    return {old: int(rng.choice((1, 2, old + 1, old - 1, 2 * old, max(old // 2, 1))))}
 
 
 def resized(graph: Drawn, lengths: Mapping[int, int]) -> Drawn | None:
     """The graph with axes of other lengths, old -> new, in leaves, views and what nodes are given; ``None`` where there
     is no such graph, or the references do not compute it."""
-    entries: list[Entry] = []
-    for entry in graph.entries:
-        if isinstance(entry, LeafEntry):
-            shape = tuple([lengths.get(n, n) for n in entry.shape])
-            high = min(entry.high, lengths.get(entry.high, entry.high))  # ids of other runs have to fit too
-            entries.append(entry._replace(shape=shape, high=high))
-        else:
-            named = {name: _replaced(value, lengths) if name in SIZES else value for name, value in entry.attrs.items()}
-            entries.append(entry._replace(attrs=named))
-            if entry.op in BOUNDED:
-                return None
-    made = graph._replace(entries=tuple(entries))
+    if not lengths or any(isinstance(e, NodeEntry) and e.op in BOUNDED for e in graph.entries):
+        return None
+    made = with_lengths(graph, lengths)
     return made if computable(made) else None
-
-
-SIZES: Final = frozenset({"shape", "key", "size", "n"})
-"""Attributes that are lengths of axes."""
 
 
 BOUNDED: Final = frozenset({"roll"})
 """Operations whose builders bring attributes into the range that the lengths of axes give."""
-
-
-def _replaced(value: Any, lengths: Mapping[int, int]) -> Any:
-    if isinstance(value, tuple):
-        return tuple([_replaced(v, lengths) for v in value])
-    return lengths.get(value, value) if type(value) is int else value
 
 
 def computable(graph: Drawn) -> bool:
@@ -485,6 +482,13 @@ def tensors_of(graph: Drawn, check: Callable[..., None] = lambda *args, **how: N
         check: called as `opweave_conformance.fuzz.check` would be.
     """
     unplaced = [e._replace(device="") if isinstance(e, LeafEntry) else e for e in graph.entries]
-    names: dict[str, Any] = {"Leaves": Leaves, "apply": apply, "check": check, "scheduler": None, "ow": ow}
+    names: dict[str, Any] = {
+        "Leaves": Leaves,
+        "apply": apply,
+        "functions": functions,
+        "check": check,
+        "scheduler": None,
+        "ow": ow,
+    }
     exec("\n".join(lines_of(graph._replace(entries=tuple(unplaced), pins=()))), names)
     return {i: names[f"t{i}"] for i in range(len(unplaced))}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from opweave.graph.layout import Shape
 from opweave.tools.reproduce import literal
 
-__all__ = ["Drawn", "Entry", "Example", "LeafEntry", "NodeEntry", "lines_of", "renumbered", "script"]
+__all__ = ["Drawn", "Entry", "Example", "LeafEntry", "NodeEntry", "lines_of", "renumbered", "script", "with_lengths"]
 
 
 class LeafEntry(NamedTuple):
@@ -38,7 +39,8 @@ Entry = LeafEntry | NodeEntry
 
 
 class Drawn(NamedTuple):
-    """One graph, and how it runs: see `opweave_conformance.fuzz.check`."""
+    """One graph, and how it runs: see `opweave_conformance.fuzz.check`. ``largest``: pairs of lengths; with the second
+    ones in place of the first, the graph is the largest one of a compiled function."""
 
     entries: tuple[Entry, ...]
     outputs: tuple[int, ...]
@@ -46,6 +48,7 @@ class Drawn(NamedTuple):
     precision: str = "exact"
     runs: int = 1
     how: str = "run"
+    largest: tuple[tuple[int, int], ...] = ()
 
 
 class Example(NamedTuple):
@@ -86,7 +89,7 @@ def script(example: Example, what: str = "") -> str:
         body += [f"    {line}" for line in lines_of(graph)]
     used = ["Leaves", "check"]
     text = "\n".join(body)
-    used += [name for name in ("apply", "tune") if f"{name}(" in text]
+    used += [name for name in ("apply", "functions", "tune") if re.search(rf"\b{name}[(.]", text)]
     head = ['"""' + what.replace("\\", "\\\\").replace('"""', "'''") + '"""', ""] if what else []
     environ = {k: v for k, v in sorted(os.environ.items()) if k in _ENVIRONMENT}
     if environ:
@@ -102,13 +105,10 @@ _ENVIRONMENT: Final = ("OPWEAVE_CPU_DEVICES", "OPWEAVE_OPENCL_DEVICES", "OPWEAVE
 
 def lines_of(graph: Drawn) -> list[str]:
     """The statements that make a graph and check it."""
-    lines = ["leaves = Leaves()"]
-    for i, entry in enumerate(graph.entries):
-        if isinstance(entry, LeafEntry):
-            lines.append(f"t{i} = {_leaf(i, entry)}")
-        else:
-            lines.append(f"t{i} = {_node(entry)}")
-    arguments = "".join(f"t{i}, " for i in graph.outputs)
+    lines = []
+    if graph.largest:
+        lines += [*_made(with_lengths(graph, dict(graph.largest))), f"largest = {_outputs(graph)}"]
+    lines += _made(graph)
     extra = ""
     if graph.pins:
         extra += ", pins={" + ", ".join(f"t{i}: {device!r}" for i, device in graph.pins) + "}"
@@ -116,8 +116,45 @@ def lines_of(graph: Drawn) -> list[str]:
         value = getattr(graph, name)
         if value != default:
             extra += f", {name}={value!r}"
-    lines.append(f"check(scheduler, leaves, ({arguments}){extra})")
+    extra += ", largest=largest" if graph.largest else ""
+    lines.append(f"check(scheduler, leaves, {_outputs(graph)}{extra})")
     return lines
+
+
+def _made(graph: Drawn) -> list[str]:
+    lines = ["leaves = Leaves()"]
+    for i, entry in enumerate(graph.entries):
+        lines.append(f"t{i} = {_leaf(i, entry) if isinstance(entry, LeafEntry) else _node(entry)}")
+    return lines
+
+
+def _outputs(graph: Drawn) -> str:
+    return "(" + "".join(f"t{i}, " for i in graph.outputs) + ")"
+
+
+def with_lengths(graph: Drawn, lengths: Mapping[int, int]) -> Drawn:
+    """The graph with axes of other lengths, old -> new, in leaves, views and what nodes are given. Nothing says that it
+    can be built."""
+    entries: list[Entry] = []
+    for entry in graph.entries:
+        if isinstance(entry, LeafEntry):
+            shape = tuple([lengths.get(n, n) for n in entry.shape])
+            high = min(entry.high, lengths.get(entry.high, entry.high))  # ids of other runs have to fit too
+            entries.append(entry._replace(shape=shape, high=high))
+        else:
+            named = {name: _replaced(value, lengths) if name in SIZES else value for name, value in entry.attrs.items()}
+            entries.append(entry._replace(attrs=named))
+    return graph._replace(entries=tuple(entries))
+
+
+SIZES: Final = frozenset({"shape", "key", "size", "n"})
+"""Attributes that are lengths of axes."""
+
+
+def _replaced(value: Any, lengths: Mapping[int, int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple([_replaced(v, lengths) for v in value])
+    return lengths.get(value, value) if type(value) is int else value
 
 
 def _leaf(i: int, leaf: LeafEntry) -> str:
@@ -143,6 +180,9 @@ def _node(entry: NodeEntry) -> str:
             return f"{srcs[0]}[{', '.join(map(_key, attrs['key']))}]"
         case "diagonal":
             return f"ow.diagonal({srcs[0]}, {literal(attrs['offset'])})"
+        case "custom":
+            like = literal((attrs["shape"], attrs["dtype"]))
+            return f"ow.custom(functions.{', '.join([attrs['fn'].__name__, *srcs])}, like={like})"
     named = [f"{name}={literal(value)}" for name, value in attrs.items()]
     return f"apply({', '.join([repr(entry.op), *srcs, *named])})"
 

@@ -90,6 +90,7 @@ def _smaller_graphs(graph: Drawn) -> Iterator[Drawn]:
     yield from _fewer_outputs(graph)
     yield graph._replace(pins=())
     yield graph._replace(how="run")
+    yield graph._replace(largest=())
     yield graph._replace(runs=1)
     yield graph._replace(runs=min(graph.runs, 2))
     yield graph._replace(precision="exact")
