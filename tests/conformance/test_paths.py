@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pytest
 
-from opweave.contract import NEVER, Backend, Kind, Limit, Stream, Tunable
+from opweave.contract import NEVER, Backend, Device, Kind, Limit, Stream, Tunable
 from opweave.contract.kernels import KernelTable
 from opweave.contract.tunable import limits_read
 from opweave.errors import PluginError
@@ -116,7 +117,7 @@ def add_up(stream: Stream, op: str, out, x, *, axes):
     return lambda: np.copyto(target, sums(given), "unsafe")
 
 
-def checked(device: HostMemory, pattern: str, monkeypatch: pytest.MonkeyPatch, *ops: str) -> dict[str, str]:
+def checked(device: Device, pattern: str, monkeypatch: pytest.MonkeyPatch, *ops: str) -> dict[str, str]:
     """Id of each check -> its status, and the reason of failures, with cases of some operations only."""
 
     class Acme(Backend):
@@ -207,6 +208,59 @@ def test_long_operands_find_that_row_without_any_limit(op, monkeypatch):
 
     monkeypatch.setattr(rows, "walk_over", all_divisible)
     assert "failed" in [run_case(CpuDevice(), case).status for case in mine]
+
+
+# --- kernels in OpenCL, in the text of which faults are planted -----------------------------------------------------
+
+FAULTS: Final = {
+    "the last part of a row is cut off": (
+        "path-reduced_part-1", "sum", "(p.shape[0] + p.part_inner - 1) / p.part_inner", "p.shape[0] / p.part_inner"
+    ),
+    "a partial sum is left out": ("path-cumulative_part-1", "cumsum", "k < part;", "k + 1 < part;"),
+    "the last partial sum wins": ("path-summed_block-1", "rms_norm", "left = BLOCK;", "left = BLOCK; all = (V(T))(0);"),
+    "a row is cut between work-items": (
+        "path-chunk-1", "pad", "FEWER(start + p.chunk, p.shape[0])", "FEWER(start + p.chunk - 1, p.shape[0])"
+    ),
+    "the last vector is masked by one too few": (
+        "path-chunk-1", "exp", "end_of_##i - i))", "end_of_##i - i - (i > 0 && end_of_##i - i < VEC)))"
+    ),
+    "the tail of a block is lost": (
+        "path-transposed_side-1", "contiguous", "j < j_first + high ? i_first + wide : i_first", "i_first + wide"
+    ),
+    "sums of parts of k are not added up": (
+        "path-product_depth-1", "matmul", "to[0] = k0 ? to[0] + c##r : c##r,", "to[0] = c##r,"
+    ),
+    "equal elements of merged runs change places": (
+        "path-counted_run-1", "argsort", "left = !BEFORE(b, a);", "left = BEFORE(a, b);"
+    ),
+    "what was added up before is not scaled": (
+        "path-attention_keys-1", "attention", "total[r] = total[r] * factor +", "total[r] = total[r] +"
+    ),
+}  # fmt: skip
+"""What is wrong -> the check that finds it, the operation, and what its source has instead of what."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_planted_in_the_source_of_kernels_are_found_on_small_operands(fault, monkeypatch):
+    pytest.importorskip("opweave_opencl", reason="not installed")
+    from opweave_opencl.program import code
+    from tests.support.opencl import DEVICES, anew
+
+    if not DEVICES:
+        pytest.skip("no OpenCL driver works")
+    check, op, right_text, wrong_text = FAULTS[fault]
+    assert checked(anew(DEVICES[0]), check, monkeypatch, op) == {check: "passed"}
+    device = anew(DEVICES[0])
+    build, planted = device.programs.build, []
+
+    def build_wrong(name, text, macros=None):
+        planted.append(right_text in code(text))
+        return build(name, code(text).replace(right_text, wrong_text), macros)
+
+    monkeypatch.setattr(device.programs, "build", build_wrong)
+    (found,) = checked(device, check, monkeypatch, op).values()
+    assert any(planted), "the source has changed"
+    assert found.startswith("failed: with "), found
 
 
 def test_long_operands_are_beside_the_others():

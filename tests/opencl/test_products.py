@@ -221,7 +221,7 @@ def test_transposed_convolutions_take_some_images_at_a_time(device, monkeypatch)
     node = ow.conv_transpose2d(leaves["x"], leaves["w"], leaves["b"], stride=2, padding=1, groups=2)
     want = run("host", node)
     for bytes_, folds in ((3 * columns, 1), (2 * columns, 2), (columns - 1, 0)):
-        monkeypatch.setattr(convolution, "MOST_COLUMNS", bytes_)
+        monkeypatch.setattr(convolution.MOST_COLUMNS, "value", bytes_)
         names.clear()
         close(run(anew(device), node), want)
         assert names.count("fold") == folds

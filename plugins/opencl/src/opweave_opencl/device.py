@@ -28,7 +28,7 @@ from opweave_opencl.properties import describe, hardware_id, kind_of, remedy_for
 from opweave_opencl.sharing import SharedContext
 from opweave_opencl.stream import OpenCLStream
 from opweave_opencl.subgroups import Subgroups
-from opweave_opencl.tuning import Tuning, limit
+from opweave_opencl.tuning import Tuning, card_limit, limit, processor_limit
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -152,8 +152,8 @@ class OpenCLDevice(Device):
 
     @property
     def limits(self) -> Sequence[Limit]:
-        """The limits of all kernels, and the tunables."""
-        return (*self.tunables, *limit)
+        """The limits of all kernels in their form for this device, and the tunables."""
+        return (*self.tunables, *limit, *(processor_limit if self.tuning.row_group == 1 else card_limit))
 
     @cached_property
     def host_buffer_type(self) -> BufferType:

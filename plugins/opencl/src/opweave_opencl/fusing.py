@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Group, Step, pointwise_groups
 from opweave_opencl.kernels.pointwise import FORMULAS, window
+from opweave_opencl.tuning import limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__ = ["fuse"]
 
-MOST_OPERANDS: Final = 10
-MOST_NUMBERS: Final = 16
-"""The most operands and numbers of one kernel: they fit into the 1024 bytes of parameters that every device takes."""
+WORDS: Final = limit("fused_words", 128, 1, 128, bounds=(1, 128))
+"""Words of eight bytes of the parameters of a kernel, of which every device takes 128: 12 for the walk, ten for each
+operand (with its address), and one for each number."""
 
 
 def fuse(stream: OpenCLStream, steps: Sequence[Step]) -> list[Group]:
@@ -51,7 +52,7 @@ def _most(run: Sequence[Step], readers: dict[Hashable, int]) -> int:
     for count in range(2, len(run) + 1):
         steps = run[:count]
         numbers = sum(len(FORMULAS[step.op].numbers) for step in steps)
-        if numbers <= MOST_NUMBERS and _operands(steps, readers) <= MOST_OPERANDS:
+        if 12 + 10 * _operands(steps, readers) + numbers <= WORDS.value:
             best = count
     return best
 

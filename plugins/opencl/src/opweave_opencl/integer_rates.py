@@ -21,6 +21,7 @@ from opweave_opencl.health import processor
 from opweave_opencl.kernels.lane_products import rows_of
 from opweave_opencl.program import source
 from opweave_opencl.properties import identity
+from opweave_opencl.tuning import processor_limit
 
 if TYPE_CHECKING:
     from opweave.contract import Plan
@@ -36,6 +37,9 @@ VARIABLE: Final = "OPWEAVE_OPENCL_INT8"
 
 SIDE: Final = 2048
 """Rows and columns of the weights with which it is measured."""
+
+WEIGHTS: Final = processor_limit("integer_weights", 1 << 18, 1, 1 << 22)
+"""Elements of weights below which rounding the rows takes longer than it saves."""
 
 MOST_ROWS: Final = 64
 """The most rows that are measured; what holds for them is taken to hold for more."""
@@ -77,7 +81,7 @@ class IntegerRates:
         if wish in ("0", "1"):
             return None if wish == "1" else f"{VARIABLE}=0"
         rows, w = rows_of(step), step.srcs[1]
-        if w.size < SIDE * SIDE // 16:
+        if w.size < WEIGHTS.value:
             return "the weights are too small for what rounding the rows takes"
         rows = min(1 << (rows.bit_length() - 1), MOST_ROWS)
         seconds = self.seconds(w.dtype, rows)
@@ -98,7 +102,7 @@ class IntegerRates:
                 assert device is not None
                 answers = BinaryCache() if self._answers is None else self._answers
                 parts = (f"int8 {dtype} {rows}", *identity(device.cl_device), str(device.tuning), *processor())
-                key = answers.key((*parts, *map(source, _SOURCES)))
+                key = answers.key((*parts, *map(repr, device.limits), *map(source, _SOURCES)))
                 found = _recalled(answers.load(key))
                 if found is None:
                     try:

@@ -31,7 +31,8 @@ __all__ = ["MANY", "OpenCLStream"]
 Sizes = tuple[int, ...]
 
 MANY: Final = 64
-"""Events of transfers that are kept before those of complete transfers are dropped."""
+"""Events of transfers that are kept before those of complete transfers are dropped: it decides when the driver's memory
+becomes free, not what is computed."""
 
 
 class OpenCLStream(Stream):

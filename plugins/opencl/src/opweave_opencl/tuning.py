@@ -10,10 +10,28 @@ from opweave.host.processor import cpu_fields
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["Tuning", "limit", "shared_group"]
+__all__ = ["CHUNK", "GROUPS", "Tuning", "card_limit", "limit", "processor_limit", "shared_group"]
 
 limit: Final = Limits()
 """Declares the numbers that decide between ways through kernels, beside them."""
+
+processor_limit: Final = Limits()
+"""Declares those that are read only for processors, where a work-item has rows and blocks of its own."""
+
+card_limit: Final = Limits()
+"""Declares those that are read only where work-items share rows and tiles."""
+
+ITEMS: Final = processor_limit("items", 8, 1, 64)
+"""Work-items for each processor that keep it busy."""
+
+CHUNK: Final = processor_limit("chunk", 1 << 13, 1, 1 << 20)
+"""Elements that a work-item moves or computes one after another: not so few that starting it counts."""
+
+GROUPS: Final = limit("groups", 65535, 1, 65535, bounds=(1, 65535))
+"""The most groups along an axis but the first: so many every device takes."""
+
+ROW_GROUPS: Final = card_limit("row_groups", 1 << 20, 1, 1 << 20)
+"""The most groups of a kernel whose groups loop over rows."""
 
 
 class Tuning(NamedTuple):
@@ -40,9 +58,14 @@ class Tuning(NamedTuple):
     wide_registers: bool = False
 
     @property
+    def wanted(self) -> int:
+        """Work-items of a processor that keep all its cores busy."""
+        return ITEMS.value * self.units
+
+    @property
     def most_groups(self) -> int:
         """The most work-groups of a kernel whose groups loop over rows: a core gains nothing from more."""
-        return 16 * self.units if self.row_group == 1 else 1 << 20
+        return 2 * self.wanted if self.row_group == 1 else ROW_GROUPS.value
 
     @classmethod
     def of(cls, device: cl.Device) -> Tuning:

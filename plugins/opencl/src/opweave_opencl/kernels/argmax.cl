@@ -3,7 +3,8 @@
 //   rows     the work-items of a group go along the axis; a group takes consecutive outputs
 //   columns  each work-item computes consecutive outputs, up to STRIP vectors of them; the axis has fewer than 2^31 elements
 //
-// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; ACCESSES, ACCESS of each type; A and OUT, the types of
+// Macros: those of groups.cl; COLUMNS, which of the kernels; STRIP; BLOCK, vectors whose largest element is found before its index is
+// searched for; ACCESSES, ACCESS of each type; A and OUT, the types of
 // source and output; START, the smallest number of type A.
 
 #include "groups.cl"
@@ -19,8 +20,6 @@ ACCESSES
 COMBINED(A, largest, LARGER)
 COMBINED_BY_GROUP(i64, first, FEWER)
 
-// Vectors whose largest element is found before its index is searched for.
-#define BLOCK 16
 #define SPAN (BLOCK * GROUP * VEC)
 
 #if !COLUMNS

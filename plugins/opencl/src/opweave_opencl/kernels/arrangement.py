@@ -13,6 +13,7 @@ from opweave_opencl.kernels.movement import WORDS, copy_call
 from opweave_opencl.kernels.pointwise import Writer, launch_pointwise
 from opweave_opencl.kernels.table import KERNELS, PLAIN
 from opweave_opencl.layouts import element_offset, element_strides, padded
+from opweave_opencl.tuning import CHUNK
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _MODES: Final = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
-_CHUNK: Final = 4096
-"""Elements of a row that a work-item makes on a CPU."""
 
 
 @KERNELS("flip", dtypes=PLAIN, moves=True)
@@ -80,7 +79,7 @@ def _arrange(
 ) -> Call:
     shape, rows = out.shape, prod(out.shape[:-1])
     tuning = stream.target.tuning
-    chunk = 1 if tuning.row_group > 1 else _CHUNK
+    chunk = 1 if tuning.row_group > 1 else CHUNK.value
     value -= 1 << 64 if value >= 1 << 63 else 0
     words = [len(shape), *padded(shape[::-1], 1), rows, chunk, *padded(x.shape[::-1], 1), *padded(before[::-1], 0)]
     words += [*padded(element_strides(x)[::-1], 0), *padded(element_strides(out)[::-1], 0)]

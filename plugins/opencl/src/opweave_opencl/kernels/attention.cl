@@ -3,7 +3,7 @@
 // relative to it, and the sum of values so weighted; a larger score scales what was added up before.
 //
 // Macros: T; MASK and SINK, types of these; DIRECT, whether elements of T are what is computed with; ROWS of a work-item or
-// group and KEYS of a block; SIZE of a key and WIDTH of a value; and
+// group and KEYS of a block, at most 32; SIZE of a key and WIDTH of a value; and
 //   ATTEND        one work-item does it all: for processors. SIZE and WIDTH are multiples of 16, filled up with zeros.
 //   ATTEND_GROUP  GROUP work-items share the work; macros of combining.cl.
 
@@ -127,7 +127,7 @@ __kernel UNVECTORIZED void attend(PARAMETERS)
                 __global const MEM(MASK) *row = mask + HEAD(r) * p.mask_step[1] + TOKEN(r) * p.mask_step[2] + k0 * p.mask_step[3];
                 for (int j = 0; j < block; j++) score[j] += slope * LOAD(MASK, row, j * p.mask_step[3]);
             }
-            for (int j = max(min(SEES(r) - k0, (long)block), 0L); j < KEYS; j++) score[j] = -INFINITY;
+            for (int j = max(min(SEES(r) - k0, (long)block), 0L); j < 32; j++) score[j] = -INFINITY;
             const float16 most = fmax(scores[r][0], scores[r][1]);
             const float8 eight = fmax(most.lo, most.hi);
             const float4 four = fmax(eight.lo, eight.hi);

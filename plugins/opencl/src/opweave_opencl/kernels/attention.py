@@ -12,6 +12,7 @@ from opweave.contract.kernels import of_other_type
 from opweave.ops.operands import optional_operands
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, element_strides, optional_strides
+from opweave_opencl.tuning import limit, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-KEYS: Final = 32
-"""Keys of a block on processors."""
+KEYS: Final = limit("attention_keys", 32, 1, 32, bounds=(1, 32))
+"""Keys of a block."""
+
+FEW_ROWS: Final = processor_limit("attention_few_rows", 4, 1, 32)
+"""Up to so many rows, a work-item computes 4 of them, key by key, else 32, with vectors of neighbouring keys."""
 
 LARGEST: Final = 1024
-"""The most elements of a key or value: local memory holds rows of them."""
+"""The most elements of a key or value: local memory holds rows of them. Larger ones are refused."""
 
 
 def _why_not(step: Step) -> str | None:
@@ -63,10 +67,10 @@ def attention(
     macros = {"T": q.dtype.name, "DIRECT": str(int(q.dtype.name == "f32"))}
     macros |= {"MASK": operands[4].dtype.name, "SINK": operands[5].dtype.name}
     whole = 16 * -(-size // 16), 16 * -(-width // 16)
-    many = 4 if rows <= 4 else 32
-    if tuning.row_group == 1 and _bytes(many, KEYS, *whole) <= tuning.local:
+    if tuning.row_group == 1 and _bytes(many := _rows(rows), KEYS.value, *whole) <= tuning.local:
         kernel, group, each = "attend", 1, many
-        macros |= {"ATTEND": "1", "ROWS": str(many), "KEYS": str(KEYS), "SIZE": str(whole[0]), "WIDTH": str(whole[1])}
+        macros |= {"ATTEND": "1", "ROWS": str(many), "KEYS": str(KEYS.value)}
+        macros |= {"SIZE": str(whole[0]), "WIDTH": str(whole[1])}
     else:
         kernel, group = "attend_group", tuning.row_group
         each, block = _shares(size, width, tuning)
@@ -77,6 +81,11 @@ def attention(
     return stream.launch(program, kernel, launch, (group, 1, 1), operands, words, (scale, max_bias, soft_cap))
 
 
+def _rows(rows: int) -> int:
+    """How many of ``rows`` rows a work-item of a processor takes."""
+    return 4 if rows <= FEW_ROWS.value else 32
+
+
 def _bytes(rows: int, keys: int, size: int, width: int) -> int:
     """Local memory: queries, results, scores and three numbers of each row; keys and values of a block."""
     return 4 * (rows * (size + width + keys + 3) + keys * (size + 1 + width))
@@ -84,7 +93,7 @@ def _bytes(rows: int, keys: int, size: int, width: int) -> int:
 
 def _shares(size: int, width: int, tuning: Tuning) -> tuple[int, int]:
     """How many rows a group takes, and how many keys at once."""
-    rows, keys = 8, 32
+    rows, keys = 8, KEYS.value
     while _bytes(rows, keys, size, width) > tuning.local and (rows, keys) != (1, 1):
         rows, keys = (rows, keys // 2) if keys >= 2 * rows or rows == 1 else (rows // 2, keys)
     return rows, keys

@@ -19,13 +19,14 @@ from opweave_opencl.kernels.matmul import matmul
 from opweave_opencl.kernels.pointwise import bind_pointwise
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import element_offset, optional_strides
+from opweave_opencl.tuning import limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
 
-SCORES: Final = 1 << 17
+SCORES: Final = limit("attention_gradient_scores", 1 << 17, 1, 1 << 22)
 """Elements of the scores that are computed at once: so many, half as many as the queries have, or those of one group,
 whichever is most."""
 
@@ -33,7 +34,7 @@ whichever is most."""
 def _tile(q: Arg, k: Arg) -> tuple[int, int]:
     """How many images and groups are computed at once: all groups of some images, or some of one image."""
     batch, groups = k.shape[:2]
-    each, most = q.shape[1] // groups * q.shape[2] * k.shape[2], max(SCORES, q.size // 2)
+    each, most = q.shape[1] // groups * q.shape[2] * k.shape[2], max(SCORES.value, q.size // 2)
     together = max(1, min(groups, most // each))
     return (max(1, min(batch, most // (each * groups))) if together == groups else 1), together
 

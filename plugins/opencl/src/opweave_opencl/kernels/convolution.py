@@ -18,6 +18,7 @@ from opweave_opencl.kernels.products import Product, launch_product
 from opweave_opencl.kernels.table import KERNELS, MOVABLE
 from opweave_opencl.kernels.words import word
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, optional_strides
+from opweave_opencl.tuning import processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["add_folds"]
 
 FLOATS: Final = "f32 f16 bf16"
-MOST_COLUMNS: Final = 1 << 26
+MOST_COLUMNS: Final = processor_limit("columns_bytes", 1 << 26, 1 << 10, 1 << 28)
 """The most bytes of columns of a transposed convolution; where all images have more, some are taken at a time."""
 
 Lengths = tuple[int, ...]
@@ -108,7 +109,7 @@ def _columns_of_image(out: Arg, x: Arg, w: Arg) -> int:
 
 
 def _columns_why_not(step: Step) -> str | None:
-    most = MOST_COLUMNS // 4
+    most = MOST_COLUMNS.value // 4
     return (
         f"the columns of an image have more than {most:,} numbers"
         if _columns_of_image(step.out, *step.srcs[:2]) > most
@@ -119,7 +120,7 @@ def _columns_why_not(step: Step) -> str | None:
 def _columns(step: Step) -> Arrays:
     x, w = step.srcs[:2]
     image = _columns_of_image(step.out, x, w)
-    return {"columns": ("f32", (min(x.shape[0], MOST_COLUMNS // 4 // image), image))}
+    return {"columns": ("f32", (min(x.shape[0], MOST_COLUMNS.value // 4 // image), image))}
 
 
 def _by_columns(

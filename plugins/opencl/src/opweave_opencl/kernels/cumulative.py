@@ -11,21 +11,22 @@ from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.lines import launch_lines
 from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import FLOATS, KERNELS
+from opweave_opencl.tuning import limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
 
-PARTS: Final = 128
+PARTS: Final = limit("cumulative_parts", 128, 1, 1 << 10)
 """The most parts of a line; each adds the sums of the parts before it to its own."""
 
-LEAST: Final = 1024
-"""Elements of a part."""
+LEAST: Final = limit("cumulative_part", 1024, 1, 1 << 16)
+"""The fewest elements of a part."""
 
 
 def _segment(n: int) -> int:
-    return max(-(-n // PARTS), LEAST)
+    return max(-(-n // PARTS.value), min(LEAST.value, n), 1)
 
 
 def _partial_sums(step: Step) -> Arrays:

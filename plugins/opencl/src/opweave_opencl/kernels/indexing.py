@@ -7,7 +7,7 @@ waits; the kernel goes on without the element or row that it would name.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Step
 from opweave.contract.workspace import Arrays
@@ -19,15 +19,12 @@ from opweave_opencl.kernels.reduction import accumulator
 from opweave_opencl.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_opencl.kernels.words import access
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
+from opweave_opencl.tuning import CHUNK, GROUPS
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
-
-AREA: Final = 8192
-"""Elements that a work-item moves on a CPU."""
-
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -114,11 +111,12 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
     tuning = stream.target.tuning
     lines, rows, count = prod(row_shape[1:]), table.shape[0], ids.size
     wide = tuning.row_group > 1
-    columns = tuning.vector if wide else min(-(-row_shape[0] // tuning.vector) * tuning.vector, AREA)
+    columns = tuning.vector if wide else min(row_shape[0], CHUNK.value)
     blocks = -(-row_shape[0] // columns)
     # Each owner of rows reads all indices, so there are only as many owners as keep the device busy.
-    owners = 1 if kernel == "take" else max(min(rows, (64 if wide else 2) * tuning.units // (blocks * lines)), 1)
-    numbers = max(1 if wide else AREA // columns, -(-count // 65535))
+    wanted = 64 * tuning.units if wide else tuning.wanted // 4
+    owners = 1 if kernel == "take" else max(min(rows, wanted // (blocks * lines)), 1)
+    numbers = max(1 if wide else CHUNK.value // columns, -(-count // GROUPS.value))
     ranges = -(-rows // owners)
     words = [len(shape), *padded(shape, 1), count, rows, len(row_shape), *padded(row_shape, 1)]
     words += [lines, columns, numbers, ranges]
@@ -132,7 +130,7 @@ def _rows(stream: OpenCLStream, op: str, kernel: str, picked: Arg, table: Arg, i
         macros["SUM"] = table.dtype.name
     macros["ACCESSES"] = access(dtype, table.dtype if kernel == "add" else dtype)
     second = -(-count // numbers) if kernel == "take" else -(-rows // ranges)
-    size = (blocks, second, min(lines, 65535))
+    size = (blocks, second, min(lines, GROUPS.value))
     group = (1, 1, 1) if not wide else (min(tuning.row_group, _power(blocks)), 1, 1)
     program = stream.target.programs.get("indexing", macros)
     return stream.launch(program, kernel, size, group, (picked, table, ids, *check.operands), words)

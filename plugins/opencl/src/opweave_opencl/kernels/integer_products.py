@@ -12,7 +12,7 @@ from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.blocks import block_macros, not_of_blocks
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.lane_products import linear_words, rows_of
-from opweave_opencl.kernels.products import AMPLE
+from opweave_opencl.kernels.products import AMPLE, BLOCK_ROWS, DEPTH
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -64,10 +64,10 @@ def linear_in_int8(
     about: Arg,
 ) -> Call:
     tuning, (n, k) = stream.target.tuning, w.shape
-    m, units = x.size // k, tuning.units
+    m = x.size // k
     words = linear_words(out, x, w, b, levels, about)
     macros = {"T": out.dtype.name, "BIAS": (b or out).dtype.name}
-    share = max(1, min(32, m * k // _GROUP // (4 * units)))
+    share = max(1, min(32, 2 * (m * k // _GROUP) // tuning.wanted))
     rounding = stream.launch(
         stream.target.programs.get("integer_products", {**macros, "ROUNDING": "1", "PAIRED": str(int(m > 1))}),
         "round_rows",
@@ -79,13 +79,13 @@ def linear_in_int8(
     macros |= block_macros(blocks)
     if m == 1:
         macros |= {"ALONG": "1"}
-        share = max(1, min(32, n // (16 * units)))
+        share = max(1, min(32, n // (2 * tuning.wanted)))
         kernel, size = "along", (-(-n // share), 1, 1)
     else:
-        most, depth = (128, 1024) if tuning.local >= AMPLE else (16, 256)
+        most, depth = (128, 4 * DEPTH.largest) if tuning.local >= AMPLE.value else (16, DEPTH.largest)
         macros |= {"ACROSS": "1", "ROWS": "4", "BLOCK": str(most), "DEPTH": str(depth)}
         share, columns = most, -(-n // 16)
-        while share > 16 and columns * -(-m // share) < 8 * units:
+        while share > BLOCK_ROWS.value and columns * -(-m // share) < tuning.wanted:
             share //= 2
         kernel, size = "across", (columns, -(-m // share), 1)
     program = stream.target.programs.get("integer_products", macros)

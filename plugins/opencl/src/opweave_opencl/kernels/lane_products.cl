@@ -5,8 +5,8 @@
 // Kernels, and the macros that choose them:
 //   TRANSPOSING  transpose_rows, which writes panels of 16 rows: the vector of their first elements, that of their second
 //                ones, ... Rows past the end repeat the last one.
-//   else         lanes: a work-item computes 16 columns of at most PANELS panels. Weights that are not floats are
-//                converted to local memory first, DEPTH elements of each column at a time.
+//   else         lanes: a work-item computes 16 columns of at most PANELS panels, DEPTH elements of each column at a time.
+//                Weights that are not floats are converted to local memory first.
 //
 // Macros: T, the type of out and a, which is also b's unless b consists of the quantized blocks of blocks.cl; BIAS, that of
 // the bias; DIRECT, whether T is computed with as it lies; PAIRED, whether two panels are multiplied at once, which
@@ -77,10 +77,8 @@ __kernel UNVECTORIZED void transpose_rows(__global const MEM(T) *a, __global flo
 
 #if DIRECT && !defined(BLOCKS)
 #define B_SPACE __global
-#define DEPTH 512
 #else
 #define B_SPACE __local
-#define DEPTH 256
 #define GAP 16 // which keeps columns out of one set of the first cache
 #endif
 

@@ -22,7 +22,7 @@ __all__: list[str] = []
 TYPES: Final = "f64 f32 f16 bf16"
 
 MOST_ROWS: Final = 16
-"""Rows of the matrices that fit the registers of a work-item."""
+"""Rows of the matrices that fit the registers of a work-item. Larger ones are refused."""
 
 
 def _words(operands: Sequence[Arg], axes: int) -> list[int]:

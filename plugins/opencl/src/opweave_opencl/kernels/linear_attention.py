@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 MOST_ROWS: Final = 256
-"""Rows of a state, each a number in a register of a work-item."""
+"""Rows of a state, each a number in a register of a work-item. Larger states are refused."""
 
 
 def _why_not(step: Step) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
+from opweave_opencl.tuning import GROUPS
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -42,4 +43,4 @@ def launch_lines(
     head += padded_strides(lead)
     head += padded([element_offset(arg) for arg in operands if arg is not x and arg is not out], 0, 2)
     group = min(stream.target.tuning.row_group, 1 << (items - 1).bit_length())
-    return stream.launch(program, kernel, (items, min(lines, 65535)), (group, 1), operands, [*head, *words])
+    return stream.launch(program, kernel, (items, min(lines, GROUPS.value)), (group, 1), operands, [*head, *words])

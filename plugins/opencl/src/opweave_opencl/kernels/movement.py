@@ -13,6 +13,7 @@ from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.pointwise import FORMULAS, Formula, bind_pointwise
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded
+from opweave_opencl.tuning import GROUPS, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -24,9 +25,11 @@ FORMULAS.update(copy=Formula(), contiguous=Formula())
 WORDS: Final = {8: as_dtype("i64"), 4: as_dtype("i32"), 2: as_dtype("i16"), 1: as_dtype("u8")}
 """Itemsize -> the type as which elements of that size are moved."""
 
-_BLOCK: Final = 16
-_SIDE: Final = 64
-"""As in ``transposition.cl``: elements on a side of a block that is transposed at once, and of a work-item's part."""
+BLOCK: Final = 16
+"""Elements on a side of a block that ``transposition.cl`` transposes at once, in registers."""
+
+SIDE: Final = processor_limit("transposed_side", 64, 16, 64, bounds=(16, 64))
+"""Elements on a side of a work-item's part: a multiple of those of a block, and as many as the first cache holds."""
 
 
 @KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
@@ -56,7 +59,7 @@ def copy_call(stream: OpenCLStream, out: Arg, x: Arg) -> Call:
 
 def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
     """The copy by transposed blocks, for processors and operands that are contiguous along different axes."""
-    tuning, width = stream.target.tuning, _BLOCK
+    tuning = stream.target.tuning
     if tuning.row_group > 1:
         return None
     strides = [element_strides(arg) for arg in (out, x)]
@@ -66,7 +69,7 @@ def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
         return None
     turned = source.index(1, 1)
     n, m = lengths[0], lengths[turned]
-    if min(n, m) < width:
+    if min(n, m) < BLOCK:
         return None
     rest = [axis for axis in range(1, len(lengths)) if axis != turned]
     shape = [lengths[axis] for axis in rest]
@@ -74,8 +77,9 @@ def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
     for own in (source, to):
         words += padded([own[axis] for axis in rest], 0)
     words += [element_offset(x), element_offset(out)]
-    program = stream.target.programs.get("transposition", {"VEC": str(width), "T": out.dtype.name})
-    size = -(-n // _SIDE), -(-m // _SIDE), min(prod(shape), 65535)
+    side = SIDE.value
+    program = stream.target.programs.get("transposition", {"VEC": str(BLOCK), "SIDE": str(side), "T": out.dtype.name})
+    size = -(-n // side), -(-m // side), min(prod(shape), GROUPS.value)
     return stream.launch(program, "transpose", size, (1, 1, 1), (x, out), words)
 
 

@@ -18,7 +18,7 @@ from opweave.graph.dtypes import DType
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.words import as_word
 from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded, padded_strides
-from opweave_opencl.tuning import Tuning
+from opweave_opencl.tuning import CHUNK, GROUPS, Tuning, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
@@ -216,23 +216,20 @@ def divided(lengths: Axes, steps: Sequence[Axes], tuning: Tuning) -> tuple[Size,
     """How a walk is divided: work-items, elements of the first two axes for each, and the size of a group."""
     first, second, planes = lengths[0], lengths[1], prod(lengths[2:])
     if tuning.row_group > 1:
-        chunk = tuning.vector, -(-second // _MOST_GROUPS)
-        size = -(-first // chunk[0]), -(-second // chunk[1]), min(planes, _MOST_GROUPS)
+        chunk = tuning.vector, -(-second // GROUPS.value)
+        size = -(-first // chunk[0]), -(-second // chunk[1]), min(planes, GROUPS.value)
         return size, chunk, spread(size, tuning.group)[1]
     # A core walks a chunk: not so small that starting it counts, not so large that cores have nothing to do.
-    area = max(1024, min(16384, first * second * planes // (4 * tuning.units)))
+    area = min(CHUNK.value, max(CHUNK.value // 8, 2 * first * second * planes // tuning.wanted, 1))
     even = all(own[0] in (0, 1) for own in steps)
-    width = min(first, area if even else _TILE)
+    width = min(first, area if even else TILE.value)
     width = -(-width // tuning.vector) * tuning.vector
     height = min(second, max(area // width, 1))
     depth = max(area // (width * height), 1)
     return (-(-first // width), -(-second // height), -(-planes // depth)), (width, height), (1, 1, 1)
 
 
-_MOST_GROUPS: Final = 65535
-"""The most groups along an axis but the first that every device takes."""
-
-_TILE: Final = 256
+TILE: Final = processor_limit("strided_tile", 256, 1, 1 << 12)
 """Elements of a strided walk, whose neighbours in the next row lie in the same cache lines."""
 
 

@@ -6,35 +6,53 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from opweave.contract import Arg, Call
+from opweave.contract import NEVER, Arg, Call
 from opweave.graph.dtypes import DType, f32
 from opweave_opencl.kernels.blocks import block_macros
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
+from opweave_opencl.tuning import card_limit, limit, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
     from opweave_opencl.tuning import Tuning
 
-__all__ = ["TYPES", "Product", "launch_product", "matrix_product"]
+__all__ = ["AMPLE", "BLOCK_ROWS", "DEPTH", "TYPES", "Product", "launch_product", "matrix_product"]
 
 TYPES: Final = "f32 f16 bf16 i64 i32"
 """Element types that multiply; f16 and bf16 add up in f32."""
 
-FEW_ROWS: Final = 8
+FEW_ROWS: Final = limit("few_rows", 8, 1, 64)
 """Up to so many rows, a column at a time is faster than tiles."""
 
 COLUMNS: Final = 32
-"""Columns of one panel of the kernel ``panel``."""
+"""Columns of one panel of the kernel ``panel``: two vectors."""
 
-SHORT: Final = 64
-"""Up to so many rows, a work-item takes several panels: it packs longer parts of b's rows, so it reads fewer pages."""
+SHORT: Final = processor_limit("short_rows", 64, 1, 64, bounds=(1, 64))
+"""Up to so many rows, a work-item takes several panels: it packs longer parts of b's rows, so it reads fewer pages.
+Local memory holds no more rows of them."""
 
-SHORT_SUMS: Final = 128
+WIDE: Final = processor_limit("wide_columns", 512, 1, 1 << 12)
+"""Columns for each processor from which on it does that."""
+
+SHORT_SUMS: Final = processor_limit("short_sums", 128, 1, 1 << 12)
 """Up to this length of k, packing b into panels takes less than adding up the lanes of one vector for each element of
-the result, from 16 rows on (measured on Intel's driver and PoCL: 0.44 to 0.95 of the time)."""
+the result, from `PACKED_ROWS` on (measured on Intel's driver and PoCL: 0.44 to 0.95 of the time)."""
 
-AMPLE: Final = 1 << 17
-"""Bytes of local memory from which on work-items of processors take large blocks."""
+PACKED_ROWS: Final = processor_limit("packed_rows", 16, 1, 256)
+"""Rows from which on that is so."""
+
+BLOCK_ROWS: Final = processor_limit("block_rows", 16, 1, 128)
+"""Rows below which the block of a work-item is not divided to keep more processors busy."""
+
+DEPTH: Final = processor_limit("product_depth", 256, 16, 256, bounds=(16, 256))
+"""Elements along k that a work-item packs or unpacks at once, a multiple of 16; some kernels take several times as
+many. Local memory holds no more."""
+
+AMPLE: Final = processor_limit("ample_local_bytes", 1 << 17, 1 << 17, 1 << 17, bounds=(1 << 17, NEVER))
+"""Bytes of local memory from which on work-items take large blocks, which fill so much."""
+
+LARGE_TILES: Final = card_limit("large_tiles", 1 << 15, 1, 1 << 20)
+"""Elements of the result for each processor from which on a group takes tiles of 128 x 128, not 64 x 64."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +166,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
     block = width = 0
     size: tuple[int, int, int]
     if tuning.tiled:
-        if p.along_k and (p.m <= FEW_ROWS or _rows_each(p) <= FEW_ROWS // 2):
+        if p.along_k and (p.m <= FEW_ROWS.value or _rows_each(p) <= FEW_ROWS.value // 2):
             group = (tuning.row_group, 1, 1)
             kernel, size = "strip", (p.n * tuning.row_group, 1, _batches(p))
             macros |= {"STRIP": "1"} | stream.target.sharing()
@@ -159,7 +177,7 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
             kernel, size = "tile", (-(-p.n // side) * 16, -(-_rows_each(p) // side) * 16, _batches(p))
             macros |= {"TILE": "1", "EACH": str(each)}
     elif p.blocks is not None and _rows_each(p) == 1 and p.out.dtype is f32:
-        width = max(1, min(32, p.n * prod(p.batch) // (16 * tuning.units)))
+        width = max(1, min(32, p.n * prod(p.batch) // (2 * tuning.wanted)))
         group = (1, 1, 1)
         kernel, size = "decoded", (-(-p.n // width), 1, _batches(p))
         macros |= {"DECODED": "1", "PAIRED": str(int(tuning.wide_registers))}
@@ -172,11 +190,12 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
     else:
         if p.b_n != 1 and p.a_m == 1 and not p.extra:
             p = p.transposed()  # vectors lie along n
-        panels, depth = (1, 256) if tuning.local >= AMPLE else (1, 64)
-        if p.m <= SHORT and tuning.local >= AMPLE and p.n >= 16 * COLUMNS * tuning.units and not p.extra:
-            panels, depth = 4, 64
+        ample, most = tuning.local >= AMPLE.value, _most_rows(p, tuning)
+        panels, depth = 1, DEPTH.value if ample else min(DEPTH.value, 64)
+        if p.m <= SHORT.value and ample and p.n >= WIDE.value * tuning.units and not p.extra:
+            panels, depth, most = 4, min(DEPTH.value, 64), min(most, SHORT.largest)
         columns = panels * COLUMNS
-        block, most = _panel_rows(p, tuning, columns), min(_most_rows(p, tuning), SHORT if panels > 1 else AMPLE)
+        block = _panel_rows(p, tuning, columns)
         group = (1, 1, 1)
         kernel, size = "panel", (-(-p.n // columns), -(-p.m // block), _batches(p))
         macros |= {"PANEL": "1", "PANELS": str(panels), "BLOCK": str(most), "DEPTH": str(depth)}
@@ -188,7 +207,9 @@ def launch_product(stream: OpenCLStream, product: Product) -> Call:
 
 
 def _sums_are_short(p: Product) -> bool:
-    return p.k <= SHORT_SUMS and p.blocks is None and p.route is None and p.m >= 16 and p.n >= COLUMNS
+    if p.blocks is not None or p.route is not None:
+        return False
+    return p.k <= SHORT_SUMS.value and p.m >= PACKED_ROWS.value and p.n >= COLUMNS
 
 
 def _words(p: Product, block: int, width: int) -> list[int]:
@@ -213,13 +234,13 @@ def _rows_each(p: Product) -> int:
 
 def _tile(p: Product, tuning: Tuning) -> int:
     """The side of what one work-item computes: large, but with groups for every processor, and 24 KiB of tiles."""
-    wide = -(-_rows_each(p) // 128) * -(-p.n // 128) * _batches(p) >= 2 * tuning.units
+    wide = _rows_each(p) * p.n * _batches(p) >= LARGE_TILES.value * tuning.units
     return 8 if wide and tuning.local >= 24 << 10 and p.out.dtype.name != "i64" else 4
 
 
 def _most_rows(p: Product, tuning: Tuning) -> int:
     """The most rows of a work-item of a processor, as its local memory allows."""
-    if tuning.local < AMPLE:
+    if tuning.local < AMPLE.value:
         return 16
     return 64 if p.out.dtype.is_half or p.out.dtype.itemsize > 4 else 128
 
@@ -228,7 +249,7 @@ def _panel_rows(p: Product, tuning: Tuning, columns: int) -> int:
     """Rows of one work-item: many, since it packs panels for them, but few enough that every core has a block."""
     rows = _most_rows(p, tuning)
     panels = -(-p.n // columns) * prod(p.batch)
-    while rows > 16 and panels * -(-p.m // rows) < 8 * tuning.units:
+    while rows > BLOCK_ROWS.value and panels * -(-p.m // rows) < tuning.wanted:
         rows //= 2
     return rows
 
@@ -237,12 +258,14 @@ def _dots_sizes(p: Product, tuning: Tuning) -> tuple[int, int, int]:
     """Rows and columns of one work-item, and how much of k it takes at once."""
     rows, width = _most_rows(p, tuning), 16
     m = _rows_each(p)
-    if m <= FEW_ROWS:
+    if m <= FEW_ROWS.value:
         width = 4
-    while (rows > 16 or width > 4) and -(-p.n // width) * -(-m // rows) * prod(p.batch) < 16 * tuning.units:
+    least, pieces = BLOCK_ROWS.value, 2 * tuning.wanted
+    while (rows > least or width > 4) and -(-p.n // width) * -(-m // rows) * prod(p.batch) < pieces:
         width, rows = (width // 2, rows) if width > 4 else (width, rows // 2)
+    depth = DEPTH.value if p.blocks is None else DEPTH.largest  # of whole blocks
     if p.out.dtype.is_half:
-        return rows, 256, width
+        return rows, depth, width
     if m == 1 and p.blocks is None:
         return rows, 1 << 30, width  # rows of b from one end to the other
-    return rows, 1024 if tuning.local >= AMPLE else 256, width
+    return rows, 4 * depth if tuning.local >= AMPLE.value else depth, width

@@ -10,13 +10,14 @@ from opweave.ops.random import UNIFORM_BITS, block_count
 from opweave_opencl.kernels.pointwise import spread
 from opweave_opencl.kernels.table import FLOATS, KERNELS
 from opweave_opencl.layouts import element_offset
+from opweave_opencl.tuning import limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
 
-_ROW: Final = 1 << 20
+ROW: Final = limit("random_row", 1 << 20, 1, 1 << 20)
 """Blocks along the first axis of a range; the second one counts rows of these."""
 
 
@@ -30,6 +31,6 @@ def random(
         "DIGITS": str(UNIFORM_BITS[dtype.name]),
     }  # fmt: skip
     operands = out, key, counter
-    size, group = spread((min(blocks, _ROW), -(-blocks // _ROW), 1), stream.target.tuning.group)
+    size, group = spread((min(blocks, ROW.value), -(-blocks // ROW.value), 1), stream.target.tuning.group)
     program = stream.target.programs.get("random", macros)
     return stream.launch(program, "random", size, group, operands, [blocks, out.size, *map(element_offset, operands)])

@@ -13,12 +13,13 @@ from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.table import FLOATS, KERNELS, PLAIN
 from opweave_opencl.kernels.words import access, as_word
 from opweave_opencl.layouts import Axes, coalesce, element_offset, element_strides, padded, padded_strides
-from opweave_opencl.tuning import limit
+from opweave_opencl.tuning import limit, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
+    from opweave_opencl.tuning import Tuning
 
-__all__ = ["BLOCK", "STRIP", "accumulator", "smallest"]
+__all__ = ["BLOCK", "accumulator", "smallest", "strips"]
 
 I64: Final = as_dtype("i64")
 F32: Final = as_dtype("f32")
@@ -33,21 +34,28 @@ class Combination(NamedTuple):
 
 # --- large reductions are computed in parts -------------------------------------------------------------------------
 
-WANTED: Final = 512
+WANTED: Final = limit("reduced_parts", 512, 1, 1 << 14)
 """Parts that keep a device busy."""
 
-LEAST: Final = 16384
+LEAST: Final = limit("reduced_part", 1 << 14, 1, 1 << 20)
 """The fewest elements that are worth a part of their own."""
 
 STEP: Final = 16
 """Parts begin at multiples of it, so that vectors are loaded whole."""
 
-STRIP: Final = 32
+STRIP: Final = processor_limit("column_strip", 32, 1, 32, bounds=(1, 32))
 """The most vectors of columns that a work-item of a processor computes at once, so that it reads memory by lines."""
 
 
 BLOCK: Final = limit("summed_block", 128, 1, 128, bounds=(1, 128))
 """Vectors that are combined one after another to a result of their own: the fewer they are, the smaller the errors."""
+
+
+def strips(tuning: Tuning, vectors: int) -> tuple[int, int]:
+    """The most vectors of columns of a work-item, and how many it takes where there are so many in all."""
+    if tuning.row_group > 1:
+        return 1, 1
+    return STRIP.largest, max(min(vectors // tuning.wanted, STRIP.value), 1)
 
 
 class Walk(NamedTuple):
@@ -79,7 +87,7 @@ def walk(sources: Sequence[Arg], axes: Axes) -> Walk:
     columns = bool(kept) and _worth(x_shape[kept[0]], strides[0][kept[0]]) > _worth(shape[0], steps[0][0])
     outputs, n, rest = prod(x_shape[a] for a in kept), shape[0], prod(shape[1:])
     units = -(-outputs // STEP) if columns else outputs
-    parts = max(min(WANTED // units, n * rest // LEAST), 1)
+    parts = max(min(WANTED.value // units, n * rest // LEAST.value), 1)
     if rest >= parts:
         outer, inner = -(-rest // parts), n
     else:
@@ -237,8 +245,7 @@ def _call(
     tuning = stream.target.tuning
     group, parts = tuning.row_group, out.size * walk.parts
     vectors, rest = -(-kept[0] // tuning.vector), prod(kept[1:]) * walk.parts
-    most = 1 if group > 1 else STRIP
-    strip = max(min(vectors * rest // (8 * tuning.units), most), 1)
+    most, strip = strips(tuning, vectors * rest)
     words += [parts, strip, as_word(scale or 0.0, acc)]
     macros: dict[str, Any] = {
         "A": x.dtype.name, "ACC": acc.name, "OUT": out.dtype.name, "ACCESSES": access(x.dtype, acc, out.dtype),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 MOST_PARTS: Final = 8
+"""Parts of sections for which ``rope.cl`` has parameters. More are refused."""
 
 
 def _why_not(step: Step) -> str | None:

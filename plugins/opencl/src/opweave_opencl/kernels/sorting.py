@@ -9,18 +9,22 @@ from opweave.contract.workspace import Arrays
 from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.lines import launch_lines
 from opweave_opencl.kernels.table import KERNELS, PLAIN
+from opweave_opencl.tuning import limit, processor_limit
 
 if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 __all__: list[str] = []
 
-RUN: Final = 64
+RUN: Final = limit("counted_run", 64, 1, 1 << 10)
 """Elements that are sorted by counting, each against all others."""
 
-KEPT: Final = 64
+KEPT: Final = processor_limit("kept_positions", 64, 1, 64, bounds=(1, 64))
 """Up to so many first positions, a work-item of a processor keeps the best elements so far in order while it passes
 over a line (measured: eight of 4,096 in a 120th of the time of sorting the line, 40 of 128,000 in a 250th)."""
+
+CHUNK: Final = processor_limit("merged_chunk", 512, 1, 1 << 14)
+"""Elements that a work-item of a processor merges: finding where its chunk begins costs as much as some elements."""
 
 MOST: Final = 1 << 31
 """Elements of an axis whose positions fit into 32 bits."""
@@ -30,7 +34,7 @@ def _orders(step: Step) -> Arrays:
     """Two orders of 32-bit positions, where more than one pass is needed."""
     x = step.srcs[0]
     order = ("i32", (x.size,))
-    return {"order": order, "merged": order} if x.shape[step.attrs["axis"]] > RUN else {}
+    return {"order": order, "merged": order} if x.shape[step.attrs["axis"]] > RUN.value else {}
 
 
 def _why_not(step: Step) -> str | None:
@@ -69,10 +73,10 @@ def _order(
     order: Arg | None = None,
     merged: Arg | None = None,
 ) -> Call:
-    macros = {"T": x.dtype.name, "OUT": out.dtype.name, "KEPT": str(KEPT)}
+    macros = {"T": x.dtype.name, "OUT": out.dtype.name, "KEPT": str(KEPT.largest)}
     n = x.shape[axis]
-    # A work-item of a processor does much: finding where its chunk begins costs as much as some elements.
-    chunk = 8 if stream.target.tuning.row_group > 1 else 512
+    alone = stream.target.tuning.row_group == 1
+    chunk = CHUNK.value if alone else 8
 
     def launch(kernel: str, operands: tuple[Arg, ...], items: int, run: int = 1, length: int = 1) -> Call:
         program = stream.target.programs.get("sorting", {kernel.upper(): "1", **macros})
@@ -80,14 +84,14 @@ def _order(
         return launch_lines(stream, program, kernel, operands, x, out, axis, items, words)
 
     def few(items: int) -> int:
-        return items if chunk == 8 else -(-items // chunk)
+        return -(-items // chunk) if alone else items
 
-    if k <= KEPT and chunk > 8:
+    if alone and k <= KEPT.value:
         return launch("keep", (x, out), 1)
     if order is None or merged is None:
         return launch("order", (x, out), few(n))
-    calls = [launch("rank", (x, order), few(n), RUN)]
-    run = RUN
+    run = RUN.value
+    calls = [launch("rank", (x, order), few(n), run)]
     while run < n:
         length = min(chunk, 2 * run)
         calls.append(launch("merge", (x, order, merged), -(-n // length), run, length))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 MOST_STATES: Final = 256
+"""Numbers of a state in the registers of a work-item. Larger states are refused."""
 
 
 def _types(names: Sequence[str], operands: Sequence[Arg]) -> dict[str, str]:

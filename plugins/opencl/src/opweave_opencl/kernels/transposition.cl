@@ -1,7 +1,8 @@
 // Copies that transpose two axes: elements are contiguous along one axis in the source, along another in the output.
 // Blocks of 16 x 16 are transposed in registers, for processors.
 //
-// Macros: VEC, which is 16; T, the type of elements, one that needs no conversion.
+// Macros: VEC, which is 16; SIDE, elements along each axis that a work-item copies, by way of a block that fits into the first
+// cache, so that it reads and writes several whole cache lines in a row; T, the type of elements, one that needs no conversion.
 
 #include "access.cl"
 
@@ -24,10 +25,6 @@ typedef struct {
         to[2 * k] = FIRST(from[k], from[k + 8]); \
         to[2 * k + 1] = SECOND(from[k], from[k + 8]); \
     }
-
-// Elements along each axis that a work-item copies, by way of a block that fits into the first cache, so that it reads
-// and writes several whole cache lines in a row.
-#define SIDE 64
 
 static inline void transpose_block(__global const MEM(T) *x, const long x_step, MEM(T) *block)
 {
