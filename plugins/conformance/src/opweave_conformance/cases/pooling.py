@@ -52,6 +52,9 @@ def cases() -> Iterator[Case]:
             for layout in LAYOUTS:
                 yield case(name, Operand((3, 4, 5, 6), dtype, layout), kernel_size=2, padding=1)
             yield case(name, Operand((1, 2, 9, 12), dtype, values="special"), kernel_size=3, padding=1)
+        for shape in ((2, 9, 12), (1, 2, 9, 12)):  # windows of -inf only
+            masked = Operand(shape, dtype, values="hidden")
+            yield case(f"max_pool{len(shape) - 2}d", masked, kernel_size=2, stride=1, padding=1, tag="hidden")
         for kind in ("max", "avg"):
             for shape, options in (*[(s[:-1], {k: _one_axis(v) for k, v in o.items()}) for s, o in FORMS[:4]], *FORMS):
                 yield _backward(kind, Operand(shape, dtype), tag_of(options), **options)

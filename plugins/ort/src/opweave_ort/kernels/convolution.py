@@ -139,10 +139,14 @@ def pool(
         "pads": [*padding, *padding],
     }
     if op.startswith("max"):
-        # MaxPool's comparisons drop NaN, so the windows that contain one are found separately.
-        value = m.expanded(x)
+        # MaxPool's comparisons drop NaN, and begin with the least finite number. So what a window has at most is found
+        # separately: -inf (0), a number (1) or NaN (2).
+        value, least = m.expanded(x), m.constant(-np.inf, f32)
         attributes["dilations"] = list(dilation)
-        wrong = m("MaxPool", m.cast(m("IsNaN", value), bool_, f32), **attributes)
-        largest = m("MaxPool", m("Where", m("IsNaN", value), m.constant(-np.inf, f32), value), **attributes)
-        return m("Where", m.cast(wrong, f32, bool_), m.constant(np.nan, f32), largest)
+        wrong, one = m("IsNaN", value), m.constant(1, f32)
+        kinds = m("Where", wrong, m.constant(2, f32), m.cast(m("Greater", value, least), bool_, f32))
+        kinds = m("MaxPool", kinds, **attributes)
+        largest = m("MaxPool", m("Where", wrong, least, value), **attributes)
+        largest = m("Where", m("Less", kinds, one), least, largest)
+        return m("Where", m("Greater", kinds, one), m.constant(np.nan, f32), largest)
     return m("AveragePool", m.expanded(x), count_include_pad=int(count_include_pad), **attributes)
