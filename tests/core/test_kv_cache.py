@@ -219,7 +219,7 @@ SLOTS, TABLE = ow.input("slots", (1, 1), "i64"), ow.input("blocks", (1, 1), "i64
         (lambda: cache(block=True), ow.ShapeError, "block is a number from 1 on, not True"),
         (lambda: cache(blocks=0), ow.ShapeError, "blocks is a number from 1 on, not 0"),
         (lambda: cache(dtype="i32"), ow.DTypeError, "f32, f16, bf16, f64 or q4_0, .*, not i32"),
-        (lambda: cache(dtype="iq2_xs"), ow.DTypeError, "or q4_0, .*, not iq2_xs"),
+        (lambda: cache(dtype="iq1_s"), ow.DTypeError, "or q4_0, .*, not iq1_s"),
         (lambda: cache(size=40, dtype="q8_0"), ow.LayoutError, "multiple of its block of 32"),
         (lambda: cache(device=["cpu"]), ow.ShapeError, "1 devices for 2 layers"),
         (with_one(lambda kv: [kv.join() for _ in range(3)]), ow.BoundsError, "all 3 sequences .* are in use; release"),
@@ -249,7 +249,7 @@ def softmax(scores):
 
 
 @pytest.mark.parametrize("blocks", [None, 8])
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q5_1"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
 @pytest.mark.parametrize("device", ["host", "cpu", "opencl", "torch"])
 def test_a_quantized_cache_holds_what_was_rounded(device, dtype, blocks):
     """Attention over a cache of blocks is that over the values of the blocks, wherever they lie."""

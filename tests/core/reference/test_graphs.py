@@ -154,7 +154,7 @@ def test_a_device_over_devices_is_used_like_one(device):
 @pytest.mark.parametrize("dtype", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"])
 def test_values_are_quantized_in_blocks(device, dtype):
     """`quantize_chunk`, `quantize_init`, `quantize_free`, `quantize_requires_imatrix`: bytes as the gguf package's;
-    nothing to set up; importances are optional, and refused where they count for nothing."""
+    nothing to set up; importances are never required, and refused where they count for nothing."""
     import gguf
 
     v = array(8, 256)
@@ -163,11 +163,13 @@ def test_values_are_quantized_in_blocks(device, dtype):
     if dtype != "q4_k":
         want = gguf.quantize(v, gguf.GGMLQuantizationType[dtype.upper()])
         assert np.array_equal(np.asarray(blocks.data).ravel(), want.ravel())
+    if dtype == "q8_0":
         with pytest.raises(ow.DTypeError, match="importance"):
             ow.quantize(v, dtype, importance=importance)
     else:
         plain, weighed = (ow.quantize(v, dtype, importance=i) for i in (None, importance))
-        error = [((gguf.dequantize(np.asarray(b.data), gguf.GGMLQuantizationType.Q4_K).reshape(v.shape) - v) ** 2
+        kind = gguf.GGMLQuantizationType[dtype.upper()]
+        error = [((gguf.dequantize(np.asarray(b.data), kind).reshape(v.shape) - v) ** 2
                   * importance).sum() for b in (plain, weighed)]  # fmt: skip
         assert error[1] < 0.9 * error[0]
     with pytest.raises(ow.LayoutError, match="multiple of its block"):

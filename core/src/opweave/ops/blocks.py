@@ -22,7 +22,7 @@ from opweave.errors import DTypeError, LayoutError
 from opweave.graph.dtypes import DType
 
 __all__ = [
-    "E2M1", "IQ4_LEVELS", "Array", "BlockParts", "Decoder", "Decoding", "block_parts", "decodes", "dequantize",
+    "E2M1", "IQ4_LEVELS", "UE4M3", "Array", "BlockParts", "Decoder", "Decoding", "block_parts", "decodes", "dequantize",
     "fields_of", "scratch_bytes",
 ]  # fmt: skip
 
@@ -383,6 +383,13 @@ E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 """Twice the values of the 4-bit float with 2 exponent bits and 1 mantissa bit (OCP Microscaling Formats, 2023)."""
 _E8M0: Final = np.ldexp(np.float32(1), np.arange(256) - 128)
 """Half of the values of a byte that is an exponent (127 means 1); half, because `E2M1` holds twice its values."""
+
+
+UE4M3: Final = np.array(
+    [0 if e in (0, 127) else np.ldexp(e & 7 | 8 * (e & 127 > 7), max(e >> 3 & 15, 1) - 11) for e in range(256)],
+    np.float32,
+)
+"""Half of the values of a float of 4 exponent and 3 mantissa bits, of which the sign is ignored; byte 127 means 0."""
 
 
 @decodes("mxfp4", e="u1", q="V16")

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from opweave.ops.blocks import E2M1, IQ4_LEVELS, Array, Decoding, decodes
+from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3, Array, Decoding, decodes
 from opweave.ops.codebooks import SIGN_BYTES, codebook
 
 __all__: list[str] = []
@@ -187,17 +187,10 @@ def _indices_of_six(t: Decoding, low: Array, high: Array) -> Array:
     return result
 
 
-_UE4M3: Final = np.array(
-    [0 if e in (0, 127) else np.ldexp(e & 7 | 8 * (e & 127 > 7), max(e >> 3 & 15, 1) - 11) for e in range(256)],
-    np.float32,
-)
-"""Half of the values of a float of 4 exponent and 3 mantissa bits, of which the sign is ignored; byte 127 means 0."""
-
-
 @decodes("nvfp4", scales="V4", q="V32")
 def _nvfp4(t: Decoding) -> None:
     scale = t.scratch(4, np.float32)
-    t.call(_UE4M3.take, _as_indices(t, t.field("scales", 4)), 0, scale, "clip")
+    t.call(UE4M3.take, _as_indices(t, t.field("scales", 4)), 0, scale, "clip")
     t.finish(t.lookup(t.field("q", 32), E2M1, 8), scale)
 
 

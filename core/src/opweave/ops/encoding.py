@@ -2,9 +2,10 @@
 
 q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0 and tq2_0 are encoded as the ``gguf`` package does it, to the bit; mxfp4 too, but
 for blocks whose largest value is by less than one part in 2^21 smaller than a power of two, of which gguf may round the
-logarithm up. The types q2_k to q6_k are fitted. For each part of a block one scale for each of `STEPS` is tried: it
-gives integers, and these the least squares scale. The scale with the smallest sum of squared errors, each times its
-importance, is kept. Then the scales are rounded to those of the type, and the integers are computed again with these.
+logarithm up; nvfp4 as ggml does it. The other types are fitted, and q4_0, q4_1, q5_0 and q5_1 are where importances are
+given. For each part of a block one scale for each of `STEPS` is tried: it gives integers, and these the least squares
+scale. The scale with the smallest sum of squared errors, each times its importance, is kept. Then the scales are
+rounded to those of the type, and the integers are computed again with these.
 
 Everything is computed in f32, each operation rounded, and sums are added by halves (`tree_sum`). So a device without
 fused multiplication and with correctly rounded division gives the same bytes.
@@ -12,26 +13,42 @@ fused multiplication and with correctly rounded division gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import DType
-from opweave.ops.blocks import E2M1, Array, fields_of
+from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3, Array, fields_of
 
-__all__ = ["ENCODED", "FITTED", "STEPS", "encode", "encode_into"]
+__all__ = [
+    "ENCODED", "EQUAL", "FITTED", "IQ4_ENDS", "OF_ENTRIES", "STEPS", "WEIGHED", "encode", "encode_into", "inverse_of",
+    "packed", "store", "times", "tree_sum",
+]  # fmt: skip
 
-FITTED: Final = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-"""Types whose encoding looks for the smallest sum of squared errors; importances are factors of these errors."""
+OF_ENTRIES: Final = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs")
+"""Types whose elements are entries of codebooks: `opweave.ops.codebook_encoding` encodes to them."""
 
-ENCODED: Final = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", *FITTED, "tq2_0", "tq1_0", "mxfp4")
+FITTED: Final = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", *OF_ENTRIES)
+"""Types whose encoding looks for the smallest sum of squared errors."""
+
+WEIGHED: Final = ("q4_0", "q4_1", "q5_0", "q5_1", *FITTED)
+"""Types that are encoded with importances, the factors of squared errors. No type needs them."""
+
+ENCODED: Final = (*WEIGHED, "q8_0", "tq2_0", "tq1_0", "mxfp4", "nvfp4")
 """The types to which values can be encoded."""
 
 STEPS: Final = tuple([step / 8 for step in range(-8, 9)])
 """The scales that are tried: the value of a part that is largest in magnitude, or for types with offsets the width of
 the range of its values, divided by the largest integer of the type plus one of these numbers."""
+
+IQ4_ENDS: Final = tuple([end - 2 * step for end in (-127, 113) for step in range(-8, 9)])
+"""For iq4_nl and iq4_xs, whose levels are not symmetric, the largest value is divided by each of these numbers."""
+
+EQUAL: Final = np.float32(2.0**-16)
+"""A determinant of so small a part of its first product is one of rounding errors."""
 
 _AT_ONCE: Final = 1 << 16
 """Elements that are encoded at a time: few enough for intermediate results to stay in a cache."""
@@ -43,7 +60,7 @@ def encode(values: Array, dtype: DType, importance: Array | None = None) -> Arra
     Args:
         values: f32, rows of whole blocks along the last axis. Blocks with a value that is not finite are unspecified.
         dtype: one of `ENCODED`.
-        importance: f32, broadcasts to the values; for types of `FITTED`: the factors of squared errors.
+        importance: f32, broadcasts to the values; for types of `WEIGHED`: the factors of squared errors.
 
     Returns:
         ``uint8``, the last axis in bytes.
@@ -61,10 +78,14 @@ def encode_into(values: Array, out: Array, dtype: DType, importance: Array | Non
     """`encode` into ``out``, ``uint8``, whose last axis has no gaps.
 
     Raises:
-        DTypeError: a type to which values are not encoded, or importances for one that is not fitted.
+        DTypeError: a type to which values are not encoded, or importances for one that does not take them.
     """
-    if dtype.name not in ENCODED or (importance is not None and dtype.name not in FITTED):
+    if dtype.name not in ENCODED or (importance is not None and dtype.name not in WEIGHED):
         raise DTypeError(f"{dtype} is not encoded" + (" with importances" if dtype.name in ENCODED else ""))
+    if dtype.name in OF_ENTRIES and dtype.name not in _ENCODERS:
+        from opweave.ops.codebook_encoding import encode_entries
+
+        _ENCODERS.update({name: partial(encode_entries, name) for name in OF_ENTRIES})
     rows, blocks = values.reshape(-1, values.shape[-1]), fields_of(out, dtype)
     flat = blocks.reshape(len(rows), -1)
     weights = None if importance is None else np.broadcast_to(importance, values.shape).reshape(rows.shape)
@@ -90,14 +111,14 @@ def _encodes(name: str) -> Callable[[Callable[..., None]], None]:
     return register
 
 
-def _store(out: Array, field: str, values: Array) -> None:
+def store(out: Array, field: str, values: Array) -> None:
     """Set a field of each block: a number, or bytes of shape (blocks, bytes)."""
     if values.dtype == np.uint8 and out.dtype[field].kind == "V":
         values = np.ascontiguousarray(values).view(f"V{values.shape[1]}")
     out[field] = values[:, 0]
 
 
-def _packed(integers: Array, width: int, group: int) -> Array:
+def packed(integers: Array, width: int, group: int) -> Array:
     """Integers packed as fields of ``width`` bits: of each ``group`` of bytes the lowest fields first, then the next
     ones."""
     fields = integers.astype(np.uint8).reshape(len(integers), -1, 8 // width, group)
@@ -106,7 +127,7 @@ def _packed(integers: Array, width: int, group: int) -> Array:
     return packed.reshape(len(integers), -1)
 
 
-def _inverse(x: Array) -> Array:
+def inverse_of(x: Array) -> Array:
     """1 / x, and 0 for 0."""
     return np.where(x == 0, np.float32(0), np.float32(1) / x)
 
@@ -118,15 +139,16 @@ def _half_steps(x: Array, highest: int) -> tuple[Array, Array]:
     """Scale and integers 0 .. 2 · highest - 1. The value of largest magnitude, of several the first, becomes 0."""
     largest = np.take_along_axis(x, np.abs(x).argmax(1, keepdims=True), 1)
     scale = largest / np.float32(-highest)
-    q = np.trunc(x * _inverse(scale) + np.float32(highest + 0.5))
+    q = np.trunc(x * inverse_of(scale) + np.float32(highest + 0.5))
     return scale, np.minimum(q, 2 * highest - 1).astype(np.uint8)
 
 
 def _steps(x: Array, highest: int) -> tuple[Array, Array, Array]:
     """Scale, offset and integers 0 .. highest: 0 for the smallest value, ``highest`` for the largest one."""
-    low = x.min(1, keepdims=True)
-    scale = (x.max(1, keepdims=True) - low) / np.float32(highest)
-    q = np.trunc((x - low) * _inverse(scale) + np.float32(0.5))
+    # The smallest of 0.0 and -0.0 may be either; adding 0.0 makes it 0.0 on every device.
+    low, high = x.min(1, keepdims=True) + np.float32(0), x.max(1, keepdims=True) + np.float32(0)
+    scale = (high - low) / np.float32(highest)
+    q = np.trunc((x - low) * inverse_of(scale) + np.float32(0.5))
     return scale, low, np.minimum(q, highest).astype(np.uint8)
 
 
@@ -138,60 +160,112 @@ def _rounded(x: Array) -> Array:
     return result
 
 
+def _one_scale(x: Array, importance: Array | None, integers: _Integers) -> tuple[Array, Array]:
+    """Scales, and integers for these rounded to f16."""
+    scale = _as_half(_fit(x[:, None], None if importance is None else importance[:, None], integers))
+    return scale, integers.nearest(x * inverse_of(scale))
+
+
+def _half_steps_weighed(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
+    """`_half_steps`, and fitted where importances are given."""
+    if importance is None:
+        return _half_steps(x, highest)
+    scale, q = _one_scale(x, importance, _signed(highest))
+    return scale, (q + highest).astype(np.uint8)
+
+
+def _steps_weighed(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array, Array]:
+    """`_steps`, and fitted where importances are given."""
+    if importance is None:
+        return _steps(x, highest)
+    scale, offset = map(_as_half, _fit_with_offset(x[:, None], importance[:, None], highest, signed=True))
+    q = np.clip(np.rint((x + offset) * inverse_of(scale)), 0, highest)
+    return scale, np.float32(0) - offset, q.astype(np.uint8)
+
+
 @_encodes("q4_0")
 def _q4_0(x: Array, importance: Array | None, out: Array) -> None:
-    scale, q = _half_steps(x, 8)
-    _store(out, "d", scale)
-    _store(out, "q", _packed(q, 4, 16))
+    scale, q = _half_steps_weighed(x, importance, 8)
+    store(out, "d", scale)
+    store(out, "q", packed(q, 4, 16))
 
 
 @_encodes("q4_1")
 def _q4_1(x: Array, importance: Array | None, out: Array) -> None:
-    scale, low, q = _steps(x, 15)
-    _store(out, "d", scale)
-    _store(out, "m", low)
-    _store(out, "q", _packed(q, 4, 16))
+    scale, low, q = _steps_weighed(x, importance, 15)
+    store(out, "d", scale)
+    store(out, "m", low)
+    store(out, "q", packed(q, 4, 16))
 
 
 def _store_five_bits(out: Array, q: Array) -> None:
-    _store(out, "fifth", np.packbits(q >> 4, 1, "little"))
-    _store(out, "q", _packed(q & 15, 4, 16))
+    store(out, "fifth", np.packbits(q >> 4, 1, "little"))
+    store(out, "q", packed(q & 15, 4, 16))
 
 
 @_encodes("q5_0")
 def _q5_0(x: Array, importance: Array | None, out: Array) -> None:
-    scale, q = _half_steps(x, 16)
-    _store(out, "d", scale)
+    scale, q = _half_steps_weighed(x, importance, 16)
+    store(out, "d", scale)
     _store_five_bits(out, q)
 
 
 @_encodes("q5_1")
 def _q5_1(x: Array, importance: Array | None, out: Array) -> None:
-    scale, low, q = _steps(x, 31)
-    _store(out, "d", scale)
-    _store(out, "m", low)
+    scale, low, q = _steps_weighed(x, importance, 31)
+    store(out, "d", scale)
+    store(out, "m", low)
     _store_five_bits(out, q)
 
 
 @_encodes("q8_0")
 def _q8_0(x: Array, importance: Array | None, out: Array) -> None:
     scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
-    _store(out, "d", scale)
-    _store(out, "q", _rounded(x * _inverse(scale)).astype(np.int8).view(np.uint8))
+    store(out, "d", scale)
+    store(out, "q", _rounded(x * inverse_of(scale)).astype(np.int8).view(np.uint8))
+
+
+@_encodes("iq4_nl")
+def _iq4_nl(x: Array, importance: Array | None, out: Array) -> None:
+    scale, levels = _one_scale(x, importance, _IQ4)
+    store(out, "d", scale)
+    store(out, "q", packed(_iq4_index(levels), 4, 16))
+
+
+def _iq4_index(levels: Array) -> Array:
+    return np.searchsorted(IQ4_LEVELS, levels.astype(np.int8))
 
 
 @_encodes("mxfp4")
 def _mxfp4(x: Array, importance: Array | None, out: Array) -> None:
     largest = np.abs(x).max(1, keepdims=True)
     exponent = np.where(largest > 0, np.maximum(np.frexp(largest)[1] + 124, 0), 0)
-    levels = np.ldexp(E2M1.astype(np.float32), exponent - 128)
+    store(out, "e", exponent.astype(np.uint8))
+    store(out, "q", packed(_e2m1_index(x, np.ldexp(np.float32(1), exponent - 128)), 4, 16))
+
+
+@_encodes("nvfp4")
+def _nvfp4(x: Array, importance: Array | None, out: Array) -> None:
+    parts = x.reshape(-1, 16)
+    wanted = np.abs(parts).max(1, keepdims=True) / np.float32(6)
+    # Of an f32 the exponent and three bits of the fraction, rounded; below 2^-6 steps of 2^-9. ggml makes 126, the
+    # largest one, of all with the largest exponent.
+    bits = (np.ascontiguousarray(wanted).view(np.int32) + (1 << 19) >> 20) - 120 * 8
+    exponent = np.where(wanted < 2**-6, np.floor(wanted * np.float32(512) + np.float32(0.5)), bits)
+    exponent = np.where(exponent >= 120, 126, exponent).astype(np.uint8)
+    store(out, "scales", exponent.reshape(-1, 4))
+    store(out, "q", packed(_e2m1_index(parts, UE4M3.take(exponent)), 4, 8).reshape(len(x), -1))
+
+
+def _e2m1_index(x: Array, steps: Array) -> Array:
+    """The numbers of the levels of `E2M1` that are nearest to values, for steps of shape (blocks, 1)."""
+    levels = steps * E2M1.astype(np.float32)
     error, q = np.abs(levels[:, :1] - x), np.zeros(x.shape, np.uint8)
     for i in range(1, 16):
         other = np.abs(levels[:, i : i + 1] - x)
         better = other < error
         error, q = np.where(better, other, error), np.where(better, np.uint8(i), q)
-    _store(out, "e", exponent.astype(np.uint8))
-    _store(out, "q", _packed(q, 4, 16))
+    return q
 
 
 # --- 256 elements of three levels -----------------------------------------------------------------------------------
@@ -199,7 +273,7 @@ def _mxfp4(x: Array, importance: Array | None, out: Array) -> None:
 
 def _three_levels(x: Array) -> tuple[Array, Array]:
     scale = np.abs(x).max(1, keepdims=True)
-    return scale, (_rounded(x * _inverse(scale)) + 1).astype(np.uint8)
+    return scale, (_rounded(x * inverse_of(scale)) + 1).astype(np.uint8)
 
 
 @_encodes("tq1_0")
@@ -210,16 +284,16 @@ def _tq1_0(x: Array, importance: Array | None, out: Array) -> None:
         powers = 3 ** np.arange(4, 4 - digits, -1)
         number = (part.reshape(len(q), digits, group) * powers[:, None]).sum(1)
         pieces.append(((number * 256 + 242) // 243).astype(np.uint8))  # the fraction of 243, rounded up, of 256
-    _store(out, "q", np.concatenate(pieces[:2], 1))
-    _store(out, "rest", pieces[2])
-    _store(out, "d", scale)
+    store(out, "q", np.concatenate(pieces[:2], 1))
+    store(out, "rest", pieces[2])
+    store(out, "d", scale)
 
 
 @_encodes("tq2_0")
 def _tq2_0(x: Array, importance: Array | None, out: Array) -> None:
     scale, q = _three_levels(x)
-    _store(out, "q", _packed(q, 2, 32))
-    _store(out, "d", scale)
+    store(out, "q", packed(q, 2, 32))
+    store(out, "d", scale)
 
 
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
@@ -235,12 +309,43 @@ def tree_sum(x: Array) -> Array:
     return result
 
 
-def _times(x: Array, importance: Array | None) -> Array:
+def times(x: Array, importance: Array | None) -> Array:
     return x if importance is None else x * importance
 
 
-def _fit(x: Array, importance: Array | None, highest: int) -> Array:
-    """Scales of parts for integers -highest .. highest - 1.
+class _Integers(NamedTuple):
+    """Integers of which values are multiples, beginning with the one that is largest in magnitude.
+
+    Attributes:
+        ends: the numbers to which the value of a part that is largest in magnitude is scaled when scales are tried.
+        nearest: of f32 numbers, as f32.
+    """
+
+    ends: Iterable[float]
+    nearest: Callable[[Array], Array]
+
+
+def _signed(highest: int) -> _Integers:
+    """The integers -highest .. highest - 1."""
+    return _Integers([-highest - step for step in STEPS], lambda x: np.clip(np.rint(x), -highest, highest - 1))
+
+
+def _iq4_nearest(x: Array) -> Array:
+    # Levels are integers, so that the numbers between two of them are multiples of a half.
+    found: Array = _IQ4_AT.take(np.clip(np.floor(2 * x) + 254, 0, 508).astype(np.intp), mode="clip")
+    return found
+
+
+_IQ4_AT: Final = IQ4_LEVELS.astype(np.float32)[
+    np.searchsorted(IQ4_LEVELS[1:].astype(np.int64) + IQ4_LEVELS[:-1], np.arange(-254, 255), "right")
+]
+"""The nearest level of numbers that are rounded down to multiples of a half, from -127 on; of two the upper one."""
+
+_IQ4: Final = _Integers(IQ4_ENDS, _iq4_nearest)
+
+
+def _fit(x: Array, importance: Array | None, integers: _Integers) -> Array:
+    """Scales of parts.
 
     Args:
         x: f32, shape (blocks, parts, elements); importance the same, or ``None`` for 1.
@@ -250,12 +355,12 @@ def _fit(x: Array, importance: Array | None, highest: int) -> Array:
     """
     low, high = x.min(-1), x.max(-1)
     largest = np.where(-low > high, low, high)
-    scales, best = np.zeros_like(largest), np.zeros_like(largest)
-    weighted = _times(x, importance)
-    for step in STEPS:
-        inverse = np.where(largest == 0, np.float32(0), np.float32(-highest - step) / largest)
-        q = np.clip(np.rint(x * inverse[..., None]), -highest, highest - 1)
-        product, square = tree_sum(weighted * q), tree_sum(_times(q, importance) * q)
+    scales, best = largest - largest, np.zeros_like(largest)  # NaN where a value is not finite
+    weighted = times(x, importance)
+    for end in integers.ends:
+        inverse = np.where(largest == 0, np.float32(0), np.float32(end) / largest)
+        q = integers.nearest(x * inverse[..., None])
+        product, square = tree_sum(weighted * q), tree_sum(times(q, importance) * q)
         # The error is Σ w x² - (Σ w x q)² / Σ w q².
         scale = np.where(square > 0, product / square, np.float32(0))
         less = scale * product
@@ -265,13 +370,13 @@ def _fit(x: Array, importance: Array | None, highest: int) -> Array:
     return fitted
 
 
-def _fit_with_offset(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
-    """Scales and offsets of parts for values scale · q - offset with integers q from 0 to ``highest``; neither scales
-    nor offsets are negative. Arguments as for `_fit`."""
-    low = np.minimum(x.min(-1), np.float32(0))
+def _fit_with_offset(x: Array, importance: Array | None, highest: int, *, signed: bool = False) -> tuple[Array, Array]:
+    """Scales and offsets of parts for values scale · q - offset with integers q from 0 to ``highest``; scales are not
+    negative, nor are offsets if not ``signed``. Arguments as for `_fit`."""
+    low = x.min(-1) if signed else np.minimum(x.min(-1), np.float32(0))
     width = x.max(-1) - low
-    scales, offsets = np.zeros_like(low), -low
-    weighted = _times(x, importance)
+    scales, offsets = width - width, -low  # NaN where a value is not finite
+    weighted = times(x, importance)
     count = np.full_like(low, x.shape[-1]) if importance is None else tree_sum(importance)
     total = tree_sum(weighted)
     # Where all values are one that is not positive, the offset alone represents it without an error.
@@ -279,17 +384,20 @@ def _fit_with_offset(x: Array, importance: Array | None, highest: int) -> tuple[
     for step in STEPS:
         inverse = np.where(width == 0, np.float32(0), np.float32(highest + step) / width)
         q = np.clip(np.rint((x - low[..., None]) * inverse[..., None]), 0, highest)
-        of_q = _times(q, importance)
+        of_q = times(q, importance)
         sum_q, square, product = tree_sum(of_q), tree_sum(of_q * q), tree_sum(weighted * q)
-        # The least squares of scale and offset, or of the scale alone where the offset would be negative.
+        # The least squares of scale and offset, or of the scale alone where the offset would be negative. Where all
+        # integers that count are one, which a determinant of rounding errors shows, any scale is as good.
         determinant = count * square - sum_q * sum_q
-        scale = np.where(determinant > 0, (count * product - total * sum_q) / determinant, np.float32(0))
-        offset = np.where(determinant > 0, (sum_q * product - square * total) / determinant, np.float32(0))
-        alone = (offset < 0) | (determinant <= 0)
-        scale = np.where(alone, np.where(square > 0, product / square, np.float32(0)), scale)
-        offset = np.where(alone, np.float32(0), offset)
+        plain = width / np.float32(highest + step)
+        scale = np.where(determinant > EQUAL * (count * square), (count * product - total * sum_q) / determinant, plain)
+        offset = np.where(count > 0, (scale * sum_q - total) / count, np.float32(0))
+        if not signed:
+            alone = offset < 0
+            scale = np.where(alone, np.where(square > 0, product / square, np.float32(0)), scale)
+            offset = np.where(alone, np.float32(0), offset)
         difference = q * scale[..., None] - offset[..., None] - x
-        error = tree_sum(_times(difference, importance) * difference)
+        error = tree_sum(times(difference, importance) * difference)
         better = (error < best) & (scale >= 0)
         best = np.where(better, error, best)
         scales, offsets = np.where(better, scale, scales), np.where(better, offset, offsets)
@@ -302,14 +410,16 @@ def _as_half(x: Array) -> Array:
     return result
 
 
-def _symmetric(x: Array, importance: Array | None, parts: int, highest: int, most: int) -> tuple[Array, Array, Array]:
-    """The scales of blocks, those of parts as integers -most .. most - 1, and integers -highest .. highest - 1."""
+def _symmetric(
+    x: Array, importance: Array | None, parts: int, integers: _Integers, most: int
+) -> tuple[Array, Array, Array]:
+    """The scales of blocks, those of parts as integers -most .. most - 1, and integers."""
     split = x.reshape(len(x), parts, -1)
-    scales = _fit(split, None if importance is None else importance.reshape(split.shape), highest)
+    scales = _fit(split, None if importance is None else importance.reshape(split.shape), integers)
     low, high = scales.min(1, keepdims=True), scales.max(1, keepdims=True)
     whole = _as_half(np.where(-low > high, low, high) / np.float32(-most))
-    of_parts = np.clip(np.rint(scales * _inverse(whole)), -most, most - 1)
-    q = np.clip(np.rint(split * _inverse(whole * of_parts)[..., None]), -highest, highest - 1)
+    of_parts = np.clip(np.rint(scales * inverse_of(whole)), -most, most - 1)
+    q = integers.nearest(split * inverse_of(whole * of_parts)[..., None])
     return whole, of_parts, q.reshape(x.shape)
 
 
@@ -319,64 +429,73 @@ def _with_offsets(
     """Scales and offsets of blocks, those of parts as integers 0 .. most, and integers 0 .. highest."""
     split = x.reshape(len(x), parts, -1)
     fitted = _fit_with_offset(split, None if importance is None else importance.reshape(split.shape), highest)
-    # The largest of 0.0 and -0.0 may be either; adding 0.0 makes it 0.0 on every device.
     wholes = [_as_half(each.max(1, keepdims=True) / np.float32(most) + np.float32(0)) for each in fitted]
     scales, offsets = (
-        np.clip(np.rint(each * _inverse(whole)), 0, most) for each, whole in zip(fitted, wholes, strict=True)
+        np.clip(np.rint(each * inverse_of(whole)), 0, most) for each, whole in zip(fitted, wholes, strict=True)
     )
     shifted = split + (wholes[1] * offsets)[..., None]
-    q = np.clip(np.rint(shifted * _inverse(wholes[0] * scales)[..., None]), 0, highest)
+    q = np.clip(np.rint(shifted * inverse_of(wholes[0] * scales)[..., None]), 0, highest)
     return *wholes, scales.astype(np.uint8), offsets.astype(np.uint8), q.reshape(x.shape).astype(np.uint8)
 
 
 @_encodes("q2_k")
 def _q2_k(x: Array, importance: Array | None, out: Array) -> None:
     whole, shift, scales, offsets, q = _with_offsets(x, importance, 16, 3, 15)
-    _store(out, "scales", scales | offsets << 4)
-    _store(out, "q", _packed(q, 2, 32))
-    _store(out, "d", whole)
-    _store(out, "m", shift)
+    store(out, "scales", scales | offsets << 4)
+    store(out, "q", packed(q, 2, 32))
+    store(out, "d", whole)
+    store(out, "m", shift)
 
 
 @_encodes("q3_k")
 def _q3_k(x: Array, importance: Array | None, out: Array) -> None:
-    whole, scales, signed = _symmetric(x, importance, 16, 4, 32)
+    whole, scales, signed = _symmetric(x, importance, 16, _signed(4), 32)
     q, six = (signed + 4).astype(np.uint8), (scales + 32).astype(np.uint8)
-    _store(out, "third", _packed(q >> 2, 1, 32))
-    _store(out, "q", _packed(q & 3, 2, 32))
-    _store(out, "low", _packed(six & 15, 4, 8))
-    _store(out, "high", _packed(six >> 4, 2, 4))
-    _store(out, "d", whole)
+    store(out, "third", packed(q >> 2, 1, 32))
+    store(out, "q", packed(q & 3, 2, 32))
+    store(out, "low", packed(six & 15, 4, 8))
+    store(out, "high", packed(six >> 4, 2, 4))
+    store(out, "d", whole)
 
 
 def _store_scales_of_8(x: Array, importance: Array | None, highest: int, out: Array) -> Array:
     """Eight scales and eight offsets of 6 bits in 12 bytes; returns the integers."""
     whole, shift, scales, offsets, q = _with_offsets(x, importance, 8, highest, 63)
-    _store(out, "d", whole)
-    _store(out, "m", shift)
+    store(out, "d", whole)
+    store(out, "m", shift)
     for field, six in (("scales", scales), ("offsets", offsets)):
-        _store(out, field, six[:, :4] | six[:, 4:] >> 4 << 6)
-    _store(out, "rest", scales[:, 4:] & 15 | offsets[:, 4:] << 4)
+        store(out, field, six[:, :4] | six[:, 4:] >> 4 << 6)
+    store(out, "rest", scales[:, 4:] & 15 | offsets[:, 4:] << 4)
     return q
 
 
 @_encodes("q4_k")
 def _q4_k(x: Array, importance: Array | None, out: Array) -> None:
-    _store(out, "q", _packed(_store_scales_of_8(x, importance, 15, out), 4, 32))
+    store(out, "q", packed(_store_scales_of_8(x, importance, 15, out), 4, 32))
 
 
 @_encodes("q5_k")
 def _q5_k(x: Array, importance: Array | None, out: Array) -> None:
     q = _store_scales_of_8(x, importance, 31, out)
-    _store(out, "fifth", _packed(q >> 4, 1, 32))
-    _store(out, "q", _packed(q & 15, 4, 32))
+    store(out, "fifth", packed(q >> 4, 1, 32))
+    store(out, "q", packed(q & 15, 4, 32))
+
+
+@_encodes("iq4_xs")
+def _iq4_xs(x: Array, importance: Array | None, out: Array) -> None:
+    whole, scales, levels = _symmetric(x, importance, 8, _IQ4, 32)
+    six = (scales + 32).astype(np.uint8)
+    store(out, "d", whole)
+    store(out, "low", packed(six & 15, 4, 1))
+    store(out, "high", packed(six >> 4, 2, 1))
+    store(out, "q", packed(_iq4_index(levels), 4, 16))
 
 
 @_encodes("q6_k")
 def _q6_k(x: Array, importance: Array | None, out: Array) -> None:
-    whole, scales, signed = _symmetric(x, importance, 16, 32, 128)
+    whole, scales, signed = _symmetric(x, importance, 16, _signed(32), 128)
     q = (signed + 32).astype(np.uint8)
-    _store(out, "low", _packed(q & 15, 4, 64))
-    _store(out, "high", _packed(q >> 4, 2, 32))
-    _store(out, "scales", scales.astype(np.int8).view(np.uint8))
-    _store(out, "d", whole)
+    store(out, "low", packed(q & 15, 4, 64))
+    store(out, "high", packed(q >> 4, 2, 32))
+    store(out, "scales", scales.astype(np.int8).view(np.uint8))
+    store(out, "d", whole)

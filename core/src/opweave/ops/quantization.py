@@ -34,6 +34,13 @@ def _quantize(x: Array, importance: Array | None = None, *, dtype: DType) -> Arr
     return encode(x, dtype, importance)
 
 
+def _flops(out: Tensor) -> int:
+    from opweave.ops.encoding import FITTED, OF_ENTRIES
+
+    fitted = out.dtype.name in FITTED or len(out.srcs) > 1
+    return out.size * (1500 if out.dtype.name in OF_ENTRIES else 600 if fitted else 8)
+
+
 _SIZES: Final = ((8, 256), (64, 512), (256, 1024))
 
 
@@ -46,7 +53,7 @@ QUANTIZE = OpDef(
     "quantize",
     infer=_quantize_infer,
     reference=_quantize,
-    flops=lambda out: out.size * (600 if _is_fitted(out.dtype) else 8),
+    flops=_flops,
     formula="blocks whose values are near x",
     exact=True,
     nan=False,
@@ -64,21 +71,23 @@ def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Tensor
     """Round values to quantized blocks, in the layout of GGUF. A tensor gives a node; an array is encoded at once, for
     `opweave.weights`.
 
-    The bytes of q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 are those that the ``gguf`` package makes. q2_k,
-    q3_k, q4_k, q5_k and q6_k are fitted to the smallest sum of squared errors: of normally distributed values the
-    root mean square error is at most 0.28, 0.15, 0.075, 0.038 and 0.019 of that of the values. Every device gives
-    the same bytes. As for integers, there are no gradients through blocks.
+    The bytes of q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0 and mxfp4 are those that the ``gguf`` package makes, those
+    of nvfp4 are ggml's. The other types are fitted to a small sum of squared errors: of normally distributed values
+    the root mean square error for q2_k, q3_k, q4_k, q5_k and q6_k is at most 0.28, 0.15, 0.075, 0.038 and 0.019 of that
+    of the values. Every device gives the same bytes. As for integers, there are no gradients through blocks.
 
     Args:
         values: a tensor of a float type, or an array of numbers, also of another library; shape (..., n), n a multiple
             of the block of ``dtype``. It is rounded to f32 first.
         dtype: a quantized `DType` or its name, e.g. ``"q8_0"``.
-        importance: for the types q2_k to q6_k: the factors by which squared errors count, not negative, of a shape that
-            broadcasts to that of ``values``. For weights (out, in) usually the mean squares of the activations, of
-            shape (in,). An array or a tensor beside a tensor, else an array.
+        importance: for the fitted types, and q4_0, q4_1, q5_0 and q5_1, which are fitted then: the factors by which
+            squared errors count, not negative, of a shape that broadcasts to that of ``values``. No type needs them,
+            those of fewer than three bits gain most. For weights (out, in) usually the mean squares of the activations,
+            of shape (in,). An array or a tensor beside a tensor, else an array.
 
     Nodes have f32 sources of one shape. Of a tensor, blocks with values that are not finite, or too large for the f16
-    scales, decode to values of which some are not finite.
+    scales, decode to values of which some are not finite; but mxfp4 and nvfp4 have none of these, and the values of
+    nvfp4 reach to 2,688.
 
     Returns:
         A tensor of ``dtype``; of an array `Blocks` of its shape.
@@ -91,7 +100,7 @@ def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Tensor
         UnknownNameError: no such dtype.
     """
     from opweave.ops.blocks import fields_of
-    from opweave.ops.encoding import ENCODED
+    from opweave.ops.encoding import ENCODED, WEIGHED
 
     kind = as_dtype(dtype)
     if not kind.is_quantized:
@@ -101,8 +110,8 @@ def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Tensor
             f"quantize: values are not encoded to {kind}, but to {', '.join(ENCODED)}. Other programs write files of "
             f"{kind}, which ow.load_weights reads"
         )
-    if importance is not None and not _is_fitted(kind):
-        raise DTypeError(f"quantize: importances are for q2_k, q3_k, q4_k, q5_k and q6_k; {kind} is not fitted")
+    if importance is not None and kind.name not in WEIGHED:
+        raise DTypeError(f"quantize: importances are for {', '.join(WEIGHED)}; {kind} is not fitted")
     if isinstance(values, Tensor):
         return _quantized_tensor(values, kind, importance)
     if isinstance(importance, Tensor):
@@ -113,6 +122,10 @@ def quantize(values: Any, dtype: DTypeLike, *, importance: Any = None) -> Tensor
         weights = _broadcast_importance(host_array(importance, f32, copy=False), shape)
     if not np.isfinite(array).all():
         raise DTypeError(f"quantize: {kind} has no values that are not finite (in f32), and the array holds some")
+    if kind.name == "nvfp4" and np.abs(array).max(initial=0) > 2688:
+        raise DTypeError(
+            "quantize: the values of nvfp4 reach to 2,688, and the array holds larger ones; divide by a scale"
+        )
     data = _quantize(array, weights, dtype=kind)
     scales = fields_of(data.reshape(-1), kind)
     if any(not np.isfinite(scales[name]).all() for name in scales.dtype.names or () if scales.dtype[name].kind == "f"):
@@ -144,10 +157,6 @@ def _broadcast_importance(importance: Array, shape: Shape) -> Array:
     if not (np.isfinite(importance).all() and (importance >= 0).all()):
         raise DTypeError("quantize: importances are finite and not negative")
     return result
-
-
-def _is_fitted(dtype: DType) -> bool:
-    return dtype.name.endswith("_k")
 
 
 def _dequantize_infer(x: Tensor, *, blocks: DType) -> tuple[Shape, DType]:

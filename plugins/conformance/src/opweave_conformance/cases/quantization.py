@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from opweave import ops
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.tensor import node
-from opweave.ops.encoding import ENCODED, FITTED
+from opweave.ops.encoding import ENCODED, WEIGHED
 from opweave.ops.quantization import QUANTIZE
 from opweave_conformance.case import Case, Operand, case
 
@@ -29,7 +29,7 @@ def _encoding(name: str) -> Iterator[Case]:
         yield case("quantize", Operand((4, 2 * n), values=values), tag=f"{name}-{values}", dtype=name)
     for layout in ("offset", "rows", "sliced", "transposed", "broadcast"):
         yield case("quantize", Operand((5, 2 * n), layout=layout), tag=name, dtype=name)
-    if name in FITTED:
+    if name in WEIGHED:
         for shape in ((n,), (3, 2 * n)):
             weights = Operand(shape, values="positive")
             attrs = {"dtype": DTYPES[name]}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DType
-from opweave.ops.encoding import ENCODED
+from opweave.ops.encoding import ENCODED, OF_ENTRIES
 from opweave_opencl.kernels.blocks import QUANTIZED, block_macros, not_in_rows
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from opweave_opencl.stream import OpenCLStream
 
 
-@KERNELS("quantize", dtypes=f"f32 {' '.join(ENCODED)}", layout="rows")
+_ENCODED: Final = [name for name in ENCODED if name not in OF_ENTRIES]
+"""The types that ``quantization.cl`` encodes: the tables of nearest entries stay on the CPU."""
+
+
+@KERNELS("quantize", dtypes=f"f32 {' '.join(_ENCODED)}", layout="rows")
 def quantize(stream: OpenCLStream, op: str, out: Arg, x: Arg, importance: Arg | None = None, *, dtype: DType) -> Call:
     weights = x if importance is None else importance
     macros = {**block_macros(dtype), "ENCODE": "1", "WEIGHTED": str(int(importance is not None))}

@@ -17,6 +17,7 @@ from torch import Tensor
 from opweave.contract import Arg, Call
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32, i16, i32, u8
+from opweave.ops.blocks import IQ4_LEVELS
 from opweave_torch.memory import tensor, torch_dtype
 
 __all__ = ["DECODERS", "Decoding", "decoding_arrays", "fields"]
@@ -195,13 +196,9 @@ def _q8_0(d: Decoding) -> None:
     d.scaled(d.half_at(0))
 
 
-_IQ4_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The 16 levels of iq4_nl."""
-
-
 def _iq4_nl(d: Decoding) -> None:
     _nibbles(d, d.words_at(2, 16))
-    d.table(d.values, _IQ4_LEVELS, d.values)
+    d.table(d.values, IQ4_LEVELS.tolist(), d.values)
     d.scaled(d.half_at(0))
 
 

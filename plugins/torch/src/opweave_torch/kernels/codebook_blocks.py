@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opweave.graph.dtypes import f32, i32
-from opweave.ops.blocks import E2M1, IQ4_LEVELS
+from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3
 from opweave.ops.codebooks import SIGN_BYTES, codebook
 from opweave_torch.kernels.blocks import DECODERS, Decoding, fields
 
@@ -165,15 +165,9 @@ def _iq4_xs(d: Decoding) -> None:
     _scale(d, six, -32, 1, d.half_at(0))
 
 
-_UE4M3: Final = [
-    0.0 if e in (0, 127) else float(np.ldexp(e & 7 | 8 * (e & 127 > 7), max(e >> 3 & 15, 1) - 11)) for e in range(256)
-]
-"""Half of the values of a float of 4 exponent and 3 mantissa bits."""
-
-
 def _nvfp4(d: Decoding) -> None:
     scale = d.new(f32, 4)
-    d.table(d.bytes_at(0, 4), _UE4M3, scale)
+    d.table(d.bytes_at(0, 4), UE4M3.tolist(), scale)
     fields(d, d.words_at(4, 32).view(d.count, 4, 2), 4)
     d.table(d.values, E2M1.tolist(), d.values)
     d.scaled(scale)

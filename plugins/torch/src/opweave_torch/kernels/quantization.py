@@ -11,10 +11,9 @@ from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.kernels import needs_dense_output
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32
-from opweave.ops.encoding import ENCODED
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.blocks import Decoding, decoding_arrays
-from opweave_torch.kernels.encoding import encoder
+from opweave_torch.kernels.encoding import ENCODED, encoder
 from opweave_torch.kernels.table import KERNELS, QUANTIZED
 from opweave_torch.memory import tensor
 from opweave_torch.tunables import limit
