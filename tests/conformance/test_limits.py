@@ -56,6 +56,14 @@ NUMBERS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
         ("subgroups.py", "3"): "a version",
         ("tuning.py", "256"): "work-items that tiles need",
     },
+    "opweave_ort": {
+        ("calls.py", "KEPT"): "how many bindings are kept",
+        ("device.py", "SWITCH_FLOPS"): "where a step is placed",
+        ("doctor.py", "NEWEST_MAJOR"): "a version",
+        ("kernels/experts.py", "4"): "bytes of a type",
+        ("model.py", "4"): "bytes of a type",
+        ("providers.py", "OLDEST"): "a version",
+    },
     "opweave_torch": {
         ("accelerator.py", "8"): "a version of hardware",
         ("collectives.py", "BF16"): "a version",

@@ -27,8 +27,8 @@ from opweave_cpu.tunables import SHARED_TILE, SPREAD, SPREAD_PASS, TILE, limit
 __all__ = [
     "LONGEST_ROW", "Array", "Body", "aligned", "at_once", "bind_tiled", "bound",
     "calls_within", "compute_dtype", "constant", "copy_call", "for_rows", "in_turn", "most_workers", "repeated",
-    "row_sums", "shares", "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch", "window",
-    "worker_scratch", "workers_of",
+    "row_dots", "row_sums", "shares", "show", "spread_pass", "stretches", "tile_cuts", "tile_rows", "tile_scratch",
+    "window", "worker_scratch", "workers_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -96,6 +96,32 @@ def _add_pairwise(x: Array, out: Array) -> None:
 def _add_by_dot(ones: Array, x: Array, out: Array) -> None:
     # The product with ones is as accurate as NumPy's sum, and three times as fast.
     np.vecdot(x, ones, out[..., 0])
+
+
+LONGEST_DOT: Final = limit("longest_dot", 1 << 16, 1, 1 << 16, bounds=(1, 1 << 16))
+"""Elements of the longest rows that BLAS multiplies at once, as its running sums are few; longer ones go in parts."""
+
+
+def row_dots(n: int) -> Callable[[Array, Array, Array], Any]:
+    """``dot(a, b, out)``: the scalar products along a last axis of ``n`` elements, into a last axis of 1."""
+    return _dot if n <= LONGEST_DOT.value else _dots_in_parts(n, LONGEST_DOT.value)
+
+
+@lru_cache(maxsize=64)
+def _dots_in_parts(n: int, length: int) -> Callable[[Array, Array, Array], Any]:
+    first, *rest = [(..., cut) for cut in stretches(n, length)]
+    return partial(_dot_in_parts, first, rest)
+
+
+def _dot(a: Array, b: Array, out: Array) -> None:
+    np.vecdot(a, b, out[..., 0])
+
+
+def _dot_in_parts(first: Cut, rest: Sequence[Cut], a: Array, b: Array, out: Array) -> None:
+    total = out[..., 0]
+    np.vecdot(a[first], b[first], total)
+    for cut in rest:
+        np.add(total, np.vecdot(a[cut], b[cut]), total)
 
 
 def aligned(elements: int, dtype: DType) -> int:

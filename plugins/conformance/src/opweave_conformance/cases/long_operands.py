@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
+from opweave.ops.row_gradients import layer_norm_backward, rms_norm_backward
 from opweave_conformance.case import FLOATS, Case, Layout, Operand, case
 from opweave_conformance.cases.sorting import where
 
@@ -14,9 +15,6 @@ __all__ = ["LONG_CASES"]
 
 ROWS: Final = tuple((1 << power) + beside for power in (15, 16, 17, 20) for beside in (0, 1, -1))
 """Lengths of one row."""
-
-NORMS: Final = ("rms_norm", "layer_norm", "l2_norm")
-"""Their rows end at 2^17: libraries add up the squares of a longer one in f32 with an error above the limits."""
 
 THIN: Final[tuple[Shape, ...]] = (
     (65537, 2), (131071, 1), (3, 10007), (1, 32771, 1), (2, 1, 65537), (251, 509), (1, 1, 131073), (2, 1, 32767, 1),
@@ -29,17 +27,18 @@ OPERATIONS: Final[tuple[tuple[str, Callable[..., Tensor] | None, dict[str, Any]]
     ("max", None, {"axis": -1}), ("argmax", None, {"axis": -1}), ("argsort", None, {"axis": -1}),
     ("top_k", where, {"k": 1, "axis": -1}), ("sum", None, {"axis": 0}), ("max", None, {"axis": 0}),
     ("cumsum", None, {"axis": 0}), ("argmax", None, {"axis": 0}), ("exp", None, {}), ("gelu", None, {}),
-    ("contiguous", None, {}),
+    ("contiguous", None, {}), ("rms_norm_backward", rms_norm_backward, {"eps": 1e-5}),
+    ("layer_norm_backward", layer_norm_backward, {"eps": 1e-5}),
 )  # fmt: skip
 """Operation, builder, options."""
 
 
 def _cases() -> Iterator[Case]:
     """For each operation one row of each power of two, 1-d or 2-d, and three thin shapes, in f32; with one of each in
-    another type. Which ones moves on with the operations, so that most pairs of a kind of operation and a shape occur.
-    What is added up to a running sum is positive: a sum that comes near 0 again has no digits of its own."""
+    another type. Which ones moves on with the operations, so that most pairs of a kind of operation and a shape
+    occur."""
     for i, (op, build, options) in enumerate(OPERATIONS):
-        rows = [ROWS[3 * j + (i + j) % 3] for j in range(3 if op in NORMS else 4)]
+        rows = [ROWS[3 * j + (i + j) % 3] for j in range(4)]
         shapes: list[Shape] = [(n,) if (i + j) % 2 else (1, n) for j, n in enumerate(rows)]
         shapes += [THIN[(3 * i + j) % len(THIN)] for j in range(3)]
         other = FLOATS[1 + i % 3]
@@ -47,8 +46,8 @@ def _cases() -> Iterator[Case]:
         tag = f"axis{options['axis']}" if "axis" in options else ""
         layout: Layout = "sliced" if op == "contiguous" else "contiguous"
         for shape, dtype in kinds:
-            x = Operand(shape, dtype, layout, "positive" if op == "cumsum" else "normal")
-            found = case(op, x, build=build, tag=tag, **options)
+            count = 2 if op.endswith("_backward") else 1
+            found = case(op, *[Operand(shape, dtype, layout)] * count, build=build, tag=tag, **options)
             yield found._replace(id=f"long-{found.id}")
 
 

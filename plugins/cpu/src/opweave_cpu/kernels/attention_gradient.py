@@ -20,7 +20,17 @@ from opweave.ops.operands import optional_operands
 from opweave_cpu.kernels.attention import add_mask
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, stretches, window, worker_scratch
+from opweave_cpu.tiles import (
+    Array,
+    compute_dtype,
+    constant,
+    for_rows,
+    row_dots,
+    row_sums,
+    stretches,
+    window,
+    worker_scratch,
+)
 from opweave_cpu.tunables import limit
 from opweave_cpu.workers import bind_workers, full_cuts, is_blas_matrix, worker_count
 
@@ -238,10 +248,10 @@ def _softmax(scores: Array, scale: float, bias: Array | None, sinks: Array | Non
 
 def _softmax_backward(along: Array, shares: Array, scale: float, total: Array) -> Call:
     """The call that makes the gradient of the scores of that of their softmax, ``shares``, in place."""
-    factor = constant(scale, as_dtype(along.dtype.name))
+    factor, dot = constant(scale, as_dtype(along.dtype.name)), row_dots(along.shape[-1])
 
     def call() -> None:
-        np.vecdot(along, shares, total[..., 0])
+        dot(along, shares, total)
         np.subtract(along, total, along)
         np.multiply(along, shares, along)
         np.multiply(along, factor, along)

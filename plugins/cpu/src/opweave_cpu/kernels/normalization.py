@@ -22,6 +22,7 @@ from opweave_cpu.tiles import (
     constant,
     most_workers,
     repeated,
+    row_dots,
     row_sums,
     shares,
     show,
@@ -37,9 +38,8 @@ _ONE_STAT: Final = partial(tile_scratch, stats=1, by_rows=True)
 
 
 @lru_cache(maxsize=64)
-def _softmax_body(dtype: DType, n: int, scale: float, masked: bool) -> Body:
+def _softmax_body(dtype: DType, add: Body, scale: float, masked: bool) -> Body:
     factor = None if scale == 1 else constant(scale, dtype)
-    add = row_sums(n, dtype.numpy)
 
     def body(out: Array, x: Array, *rest: Array) -> None:
         if factor is not None:
@@ -61,7 +61,7 @@ def _softmax_body(dtype: DType, n: int, scale: float, masked: bool) -> Body:
 def softmax(
     stream: Stream, op: str, out: Arg, x: Arg, *mask: Arg, scale: float, stats: Arg, tiles: Arg | None = None
 ) -> Call:
-    body = _softmax_body(stats.dtype, out.shape[-1], scale, bool(mask))
+    body = _softmax_body(stats.dtype, row_sums(out.shape[-1], stats.dtype.numpy), scale, bool(mask))
     return bind_tiled(stream, body, out.view, [x.view, *[m.view for m in mask]], tiles, stats, by_rows=True)
 
 
@@ -124,10 +124,10 @@ def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, tiles: Arg, stats:
 
 @KERNELS("l2_norm", inplace=True, workspace=_ONE_STAT)
 def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, stats: Arg, tiles: Arg | None = None) -> Call:
-    smallest = constant(eps, stats.dtype)
+    smallest, dot = constant(eps, stats.dtype), row_dots(out.shape[-1])
 
     def body(out: Array, x: Array, stat: Array) -> None:
-        np.vecdot(x, x, stat[..., 0])
+        dot(x, x, stat)
         np.sqrt(stat, stat)
         np.maximum(stat, smallest, out=stat)
         np.divide(x, stat, out)
@@ -136,17 +136,16 @@ def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, stats: Arg
 
 
 @lru_cache(maxsize=64)
-def _norm_body(dtype: DType, n: int, eps: float, centred: bool, parameters: int) -> Body:
+def _norm_body(dtype: DType, n: int, add: Body | None, dot: Body, eps: float, parameters: int) -> Body:
     count, epsilon = constant(n, dtype), constant(eps, dtype)
-    add = row_sums(n, dtype.numpy)
 
     def body(out: Array, x: Array, *rest: Array) -> None:
         stat = rest[-1]
-        if centred:
+        if add is not None:
             add(x, stat)
             np.divide(stat, count, stat)
             x = np.subtract(x, stat, out)
-        np.vecdot(x, x, stat[..., 0])
+        dot(x, x, stat)
         np.divide(stat, count, stat)
         np.add(stat, epsilon, stat)
         np.sqrt(stat, stat)
@@ -165,7 +164,9 @@ def norm(
     stream: Stream, op: str, out: Arg, x: Arg, *parameters: Arg, eps: float, stats: Arg, tiles: Arg | None = None
 ) -> Call:
     """``parameters`` are a weight, or a weight and a bias, or nothing."""
-    body = _norm_body(stats.dtype, x.shape[-1], eps, op == "layer_norm", len(parameters))
+    n, dtype = x.shape[-1], stats.dtype
+    add = row_sums(n, dtype.numpy) if op == "layer_norm" else None
+    body = _norm_body(dtype, n, add, row_dots(n), eps, len(parameters))
     srcs = [x.view, *[repeated(p, out.shape) for p in parameters]]
     return bind_tiled(stream, body, out.view, srcs, tiles, stats, by_rows=True)
 
@@ -212,7 +213,7 @@ def group_norm(
             into = some if work is None else window(work.view[worker], some.shape)
             stat = window(stats.view[worker], (*some.shape[:2], *[1] * (some.ndim - 2)))
             tiles.append((some, source[cut], into, stat, [e[cut] for e in each]))
-        jobs.append(partial(_norm_groups, tiles, *numbers))
+        jobs.append(partial(_norm_groups, tiles, row_dots(row), *numbers))
     return at_once(jobs)
 
 
@@ -223,7 +224,10 @@ def _in_groups(arg: Arg, shape: tuple[int, ...]) -> Array:
 
 
 def _norm_groups(
-    tiles: Sequence[tuple[Array, Array, Array, Array, list[Array]]], per_count: Array, epsilon: Array
+    tiles: Sequence[tuple[Array, Array, Array, Array, list[Array]]],
+    dot: Body,
+    per_count: Array,
+    epsilon: Array,
 ) -> None:
     for out, x, work, stat, parameters in tiles:
         flat = work.reshape(*work.shape[:2], -1)
@@ -234,7 +238,7 @@ def _norm_groups(
             np.add.reduce(x, tuple(range(2, x.ndim)), None, stat, keepdims=True)
         np.multiply(stat, per_count, stat)
         np.subtract(x if work is out else work, stat, work)
-        np.vecdot(flat, flat, stat.reshape(stat.shape[:2]))
+        dot(flat, flat, stat.reshape(*stat.shape[:2], 1))
         np.multiply(stat, per_count, stat)
         np.add(stat, epsilon, stat)
         np.sqrt(stat, stat)

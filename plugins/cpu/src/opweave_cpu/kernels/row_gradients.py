@@ -8,17 +8,17 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import Array, bind_tiled, constant, repeated, row_sums, tile_scratch
+from opweave_cpu.tiles import Array, bind_tiled, constant, repeated, row_dots, row_sums, tile_scratch
 
 
 @KERNELS("softmax_backward", inplace=True, workspace=partial(tile_scratch, stats=1, by_rows=True))
 def softmax_backward(
     stream: Stream, op: str, out: Arg, grad: Arg, y: Arg, *, scale: float, stats: Arg, tiles: Arg | None = None
 ) -> Call:
-    factor = constant(scale, stats.dtype)
+    factor, dot = constant(scale, stats.dtype), row_dots(out.shape[-1])
 
     def body(out: Array, grad: Array, y: Array, along: Array) -> None:
-        np.vecdot(grad, y, along[..., 0])
+        dot(grad, y, along)
         np.subtract(grad, along, out)
         np.multiply(out, y, out)
         np.multiply(out, factor, out)
@@ -49,7 +49,7 @@ def norm_backward(
 ) -> Call:
     n, dtype = out.shape[-1], tiles.dtype
     count, epsilon = constant(n, dtype), constant(eps, dtype)
-    add = row_sums(n, dtype.numpy)
+    add, dot = row_sums(n, dtype.numpy), row_dots(n)
     centred = op == "layer_norm_backward"
 
     def body(out: Array, grad: Array, x: Array, *rest: Array) -> None:
@@ -63,10 +63,10 @@ def norm_backward(
                 np.divide(along, count, along)
                 np.subtract(terms, along, to)
             grad = out
-        np.vecdot(values, values, factor[..., 0])
+        dot(values, values, factor)
         np.divide(factor, count, factor)
         np.add(factor, epsilon, factor)
-        np.vecdot(grad, values, along[..., 0])
+        dot(grad, values, along)
         np.divide(along, count, along)
         np.divide(along, factor, along)
         np.sqrt(factor, factor)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from opweave.contract import Step
 from opweave.contract.kernels import of_other_type
 from opweave.graph.dtypes import f64
 from opweave.ops.normalization import alibi_slopes
 from opweave_ort.kernels.products import softmax_with_sinks
+from opweave_ort.kernels.sums import LONGEST, reduced
 from opweave_ort.kernels.table import emits
 from opweave_ort.model import Model, Operand
 
 
 def _same(step: Step) -> str | None:
     return of_other_type(step, *range(1, len(step.srcs)))
+
+
+def _along_rows(m: Model, kind: str, value: str, x: Operand) -> str:
+    """``ReduceSum`` or ``ReduceMean`` of each row of a value that is like ``x``."""
+    return reduced(m, kind, value, x.dtype, x.shape, (len(x.shape) - 1,))
 
 
 def _scaled(m: Model, x: Operand, scale: float) -> str:
@@ -49,8 +57,8 @@ def head_softmax(
 
 @emits("layer_norm", when=_same)
 def layer_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand, eps: float) -> str:
-    if x.dtype is f64:
-        return _wide_layer_norm(m, x, parameters, eps)
+    if x.dtype is f64 or x.shape[-1] > LONGEST.value:
+        return _layer_norm_in_parts(m, x, parameters, eps)
     scale = m.expanded(parameters[0]) if parameters else m.constant([1.0] * x.shape[-1], x.dtype)
     bias = [m.expanded(parameters[1])] if len(parameters) > 1 else []
     return m("LayerNormalization", m.expanded(x), scale, *bias, axis=-1, epsilon=eps)
@@ -59,7 +67,7 @@ def layer_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand
 @emits("softmax_backward", when=_same)
 def softmax_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand, *, scale: float) -> str:
     given, values = m.expanded(grad), m.expanded(y)
-    along = m("ReduceSum", m("Mul", given, values), m.integers(-1), keepdims=1)
+    along = _along_rows(m, "ReduceSum", m("Mul", given, values), out)
     result = m("Mul", m("Sub", given, along), values)
     return result if scale == 1 else m("Mul", result, m.constant(scale, out.dtype))
 
@@ -67,7 +75,7 @@ def softmax_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand,
 @emits("log_softmax_backward", when=_same)
 def log_softmax_backward(m: Model, op: str, out: Operand, grad: Operand, y: Operand) -> str:
     given = m.expanded(grad)
-    total = m("ReduceSum", given, m.integers(-1), keepdims=1)
+    total = _along_rows(m, "ReduceSum", given, out)
     return m("Sub", given, m("Mul", m("Exp", m.expanded(y)), total))
 
 
@@ -76,7 +84,7 @@ def norm_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand, *w
     given, values = m.expanded(grad), m.expanded(x)
 
     def mean(value: str) -> str:
-        return m("ReduceMean", value, m.integers(-1), keepdims=1)
+        return _along_rows(m, "ReduceMean", value, out)
 
     if weight:
         given = m("Mul", given, m.expanded(weight[0]))
@@ -87,8 +95,8 @@ def norm_backward(m: Model, op: str, out: Operand, grad: Operand, x: Operand, *w
     return m("Div", m("Sub", given, m("Mul", values, along)), m("Sqrt", spread))
 
 
-def _wide_layer_norm(m: Model, x: Operand, parameters: tuple[Operand, ...], eps: float) -> str:
-    """In two passes: ONNX Runtime's operator subtracts squares, which loses digits of f64."""
+def _layer_norm_in_parts(m: Model, x: Operand, parameters: tuple[Operand, ...], eps: float) -> str:
+    """In two passes: ONNX Runtime's operator subtracts squares, which loses digits of f64, and adds up in order."""
     result = _normalized(m, m.expanded(x), eps, x)
     for operator, parameter in zip(("Mul", "Add"), parameters, strict=False):
         result = m(operator, result, m.expanded(parameter))
@@ -96,15 +104,15 @@ def _wide_layer_norm(m: Model, x: Operand, parameters: tuple[Operand, ...], eps:
 
 
 def _normalized(m: Model, value: str, eps: float, x: Operand) -> str:
-    centered = m("Sub", value, m("ReduceMean", value, m.integers(-1), keepdims=1))
-    variance = m("ReduceMean", m("Mul", centered, centered), m.integers(-1), keepdims=1)
+    centered = m("Sub", value, _along_rows(m, "ReduceMean", value, x))
+    variance = _along_rows(m, "ReduceMean", m("Mul", centered, centered), x)
     return m("Div", centered, m("Sqrt", m("Add", variance, m.constant(eps, x.dtype))))
 
 
 @emits("rms_norm", when=_same)
 def rms_norm(m: Model, op: str, out: Operand, x: Operand, weight: Operand | None = None, *, eps: float) -> str:
     value = m.expanded(x)
-    mean = m("ReduceMean", m("Mul", value, value), m.integers(-1), keepdims=1)
+    mean = _along_rows(m, "ReduceMean", m("Mul", value, value), x)
     result = m("Div", value, m("Sqrt", m("Add", mean, m.constant(eps, x.dtype))))
     return result if weight is None else m("Mul", result, m.expanded(weight))
 
@@ -112,15 +120,16 @@ def rms_norm(m: Model, op: str, out: Operand, x: Operand, weight: Operand | None
 @emits("l2_norm")
 def l2_norm(m: Model, op: str, out: Operand, x: Operand, *, eps: float) -> str:
     value = m.expanded(x)
-    length = m("Sqrt", m("ReduceSum", m("Mul", value, value), m.integers(-1), keepdims=1))
+    length = m("Sqrt", _along_rows(m, "ReduceSum", m("Mul", value, value), x))
     return m("Div", value, m("Max", length, m.constant(eps, x.dtype)))
 
 
 @emits("group_norm", when=_same)
 def group_norm(m: Model, op: str, out: Operand, x: Operand, *parameters: Operand, groups: int, eps: float) -> str:
     n, channels, *rest = x.shape
-    grouped = m.reshape(m.expanded(x), (n, groups, -1))
-    result = m.reshape(_normalized(m, grouped, eps, x), x.shape)
+    shape = n, groups, channels // groups * prod(rest)
+    grouped = Operand(m.reshape(m.expanded(x), shape), x.dtype, shape, shape, x.stored)
+    result = m.reshape(_normalized(m, grouped.name, eps, grouped), x.shape)
     each = (channels, *[1] * len(rest))
     for operator, parameter in zip(("Mul", "Add"), parameters, strict=False):
         result = m(operator, result, m.reshape(m.expanded(parameter), each))

@@ -12,6 +12,7 @@ from opweave.contract.kernels import of_other_type
 from opweave.ops.attention_gradient import attention_gradient_sizes
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
+from opweave_ort.kernels.sums import reduced
 from opweave_ort.kernels.table import NUMBERS, emits
 from opweave_ort.model import Model, Operand
 
@@ -45,9 +46,10 @@ def attention_backward(
     m: Model, op: str, out: Operand, grad: Operand, q: Operand, k: Operand, v: Operand, *rest: Operand, **given: Any
 ) -> str:
     by_head, capped = _attention_weights(m, q, k, rest, **given)
+    grouped = (*k.shape[:2], q.shape[1] // k.shape[1] * q.shape[2], k.shape[2])
     shares, query, arriving = [_by_group(m, x, q, k) for x in (by_head, m.expanded(q), m.expanded(grad))]
     along = m("MatMul", arriving, _transposed(m, m.expanded(v)))
-    total = m("ReduceSum", m("Mul", shares, along), m.integers(-1), keepdims=1)
+    total = reduced(m, "ReduceSum", m("Mul", shares, along), out.dtype, grouped, (3,))
     along = m("Mul", m("Sub", along, total), shares)
     if given["soft_cap"]:
         part = m("Div", _by_group(m, capped, q, k), m.constant(given["soft_cap"], out.dtype))

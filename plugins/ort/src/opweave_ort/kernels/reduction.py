@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from opweave.graph.dtypes import bool_, f32, f64, i32, i64
+from opweave_ort.kernels.sums import reduced
 from opweave_ort.kernels.table import INTEGERS, NUMBERS, PLAIN, emits
 from opweave_ort.model import Model, Operand
 
@@ -16,13 +17,15 @@ _REDUCTIONS: Final = {
 }  # fmt: skip
 
 
-def _reduce(m: Model, kind: str, value: str, axes: tuple[int, ...], keep: bool = False) -> str:
-    return m(kind, value, m.integers(*axes), keepdims=int(keep), noop_with_empty_axes=1)
+def _reduce(m: Model, kind: str, value: str, axes: tuple[int, ...]) -> str:
+    return m(kind, value, m.integers(*axes), keepdims=0, noop_with_empty_axes=1)
 
 
 @emits("mean", "prod", "sum")
 def reduce(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...]) -> str:
-    return _reduce(m, _REDUCTIONS[op], m.expanded(x), axes)
+    if op == "prod":
+        return _reduce(m, _REDUCTIONS[op], m.expanded(x), axes)
+    return m.reshape(reduced(m, _REDUCTIONS[op], m.expanded(x), x.dtype, x.shape, axes), out.shape)
 
 
 @emits("sum", dtypes=INTEGERS)
@@ -56,8 +59,8 @@ def _is_nan(m: Model, value: str) -> str:
 @emits("var")
 def var(m: Model, op: str, out: Operand, x: Operand, *, axes: tuple[int, ...], correction: float) -> str:
     value = m.expanded(x)
-    centered = m("Sub", value, _reduce(m, "ReduceMean", value, axes, True))
-    total = _reduce(m, "ReduceSum", m("Mul", centered, centered), axes)
+    centered = m("Sub", value, reduced(m, "ReduceMean", value, x.dtype, x.shape, axes))
+    total = m.reshape(reduced(m, "ReduceSum", m("Mul", centered, centered), x.dtype, x.shape, axes), out.shape)
     count = max(prod([x.shape[a] for a in axes]) - correction, 0.0)
     return m("Div", total, m.constant(count, x.dtype))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from opweave_torch.kernels.binding import (
 )
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
+from opweave_torch.tunables import limit
+
+__all__ = ["euclidean", "norm_arrays"]
 
 # --- softmax --------------------------------------------------------------------------------------------------------
 
@@ -93,26 +96,47 @@ def log_softmax(stream: Stream, op: str, out: Arg, x: Arg, *, wide: Arg | None =
 # --- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _norms_array(step: Step) -> Arrays:
-    """One number for each row."""
-    return {"norms": (widened(step.out.dtype), (*step.out.shape[:-1], 1))}
+LONGEST: Final = limit("norm_part", 1 << 14, 1, 1 << 16)
+"""Elements of the longest row whose Euclidean norm torch computes at once: it adds up squares in order. Longer rows are
+cut into parts of that length, which takes no more time."""
+
+
+def norm_arrays(step: Step) -> Arrays:
+    """One number for each row, and one for each part of long rows."""
+    dtype, (*lead, n) = widened(step.out.dtype), step.out.shape
+    parts = -(-n // LONGEST.value)
+    arrays: Arrays = {"norms": (dtype, (*lead, 1))}
+    return arrays if parts == 1 else {**arrays, "parts": (dtype, (*lead, parts))}
 
 
 def _factors_array(step: Step) -> Arrays:
-    """One number for each row, where torch's own function is not called."""
-    return {} if step.out.dtype.is_half else _norms_array(step)
+    """Numbers for each row, where torch's own function is not called."""
+    return {} if step.out.dtype.is_half else norm_arrays(step)
 
 
-def _euclidean(x: Tensor, norms: Tensor) -> Call:
-    """The call that computes the Euclidean norm of each row."""
-    return partial(torch.linalg.vector_norm, x, 2, -1, True, dtype=norms.dtype, out=norms)
+def euclidean(x: Tensor, norms: Tensor, parts: Arg | None) -> list[Call]:
+    """The calls that compute the Euclidean norm of each row, with the memory of `norm_arrays`."""
+
+    def norm(of: Tensor, out: Tensor) -> Call:
+        return partial(torch.linalg.vector_norm, of, 2, -1, dtype=norms.dtype, out=out)
+
+    if parts is None:
+        return [norm(x, norms.squeeze(-1))]
+    each, length = tensor(parts), LONGEST.value
+    count = each.shape[-1] - 1
+    whole, rest = x[..., : count * length], x[..., count * length :]
+    return [
+        norm(whole.unflatten(-1, (count, length)), each[..., :-1]),
+        norm(rest, each[..., -1]),
+        norm(each, norms.squeeze(-1)),
+    ]
 
 
-@KERNELS("l2_norm", inplace=True, workspace=_norms_array)
-def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, norms: Arg) -> Call:
+@KERNELS("l2_norm", inplace=True, workspace=norm_arrays)
+def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, norms: Arg, parts: Arg | None = None) -> Call:
     source, lengths = tensor(x), tensor(norms)
     return in_order([
-        _euclidean(source, lengths),
+        *euclidean(source, lengths, parts),
         partial(torch.clamp_min, lengths, scalar(eps, lengths), out=lengths),
         partial(torch.div, source, lengths, out=tensor(out)),
     ])  # fmt: skip
@@ -120,7 +144,15 @@ def l2_norm(stream: Stream, op: str, out: Arg, x: Arg, *, eps: float, norms: Arg
 
 @KERNELS("rms_norm", inplace=True, workspace=_factors_array)
 def rms_norm(
-    stream: Stream, op: str, out: Arg, x: Arg, weight: Arg | None = None, *, eps: float, norms: Arg | None = None
+    stream: Stream,
+    op: str,
+    out: Arg,
+    x: Arg,
+    weight: Arg | None = None,
+    *,
+    eps: float,
+    norms: Arg | None = None,
+    parts: Arg | None = None,
 ) -> Call:
     """Each row times ``1 / √(|x|² / n + eps)``: on the CPU torch's own makes several tensors of the whole size."""
     source, target, factor = tensor(x), tensor(out), None if weight is None else tensor(weight)
@@ -128,7 +160,7 @@ def rms_norm(
         return partial(_copy_result, target, partial(torch.rms_norm, source, x.shape[-1:], factor, eps))
     factors = tensor(norms)
     calls: list[Call] = [
-        _euclidean(source, factors),
+        *euclidean(source, factors, parts),
         partial(torch.mul, factors, factors, out=factors),
         partial(torch.add, scalar(eps, factors), factors, alpha=1 / x.shape[-1], out=factors),
         partial(torch.rsqrt, factors, out=factors),

@@ -10,6 +10,7 @@ import torch
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave_torch.kernels.binding import conversion_arrays, converted, in_order, scalar, widened
+from opweave_torch.kernels.normalization import euclidean, norm_arrays
 from opweave_torch.kernels.table import KERNELS
 from opweave_torch.memory import tensor
 from opweave_torch.native import log_softmax_gradient, softmax_gradient
@@ -34,10 +35,9 @@ def softmax_backward(
 
 
 def _norm_arrays(step: Step) -> Arrays:
-    """Beside the operands in f32: two numbers for each row, and values without their mean."""
+    """Beside the operands in f32, and what norms of rows take: a number for each row, and values without their mean."""
     dtype, shape = widened(step.out.dtype), step.out.shape
-    rows = (*shape[:-1], 1)
-    arrays: Arrays = {**_wide_arrays(step), "factors": (dtype, rows), "along": (dtype, rows)}
+    arrays: Arrays = {**_wide_arrays(step), **norm_arrays(step), "along": (dtype, (*shape[:-1], 1))}
     return {**arrays, "centred": (dtype, shape)} if step.op == "layer_norm_backward" else arrays
 
 
@@ -48,14 +48,15 @@ def norm_backward(
     out: Arg,
     *srcs: Arg,
     eps: float,
-    factors: Arg,
+    norms: Arg,
     along: Arg,
+    parts: Arg | None = None,
     centred: Arg | None = None,
     **arrays: Arg,
 ) -> Call:
     (given, x, *weight), calls = converted(widened(out.dtype), srcs, arrays)
     target = given if arrays else tensor(out)
-    factor, share = tensor(factors), tensor(along)
+    factor, share = tensor(norms), tensor(along)
     n = out.shape[-1]
     if weight:
         calls.append(partial(torch.mul, given, weight[0], out=target))
@@ -65,7 +66,7 @@ def norm_backward(
             calls += [partial(torch.mean, values, -1, True, out=share), partial(torch.sub, values, share, out=to)]
         x, given = tensor(centred), target
     calls += [
-        partial(torch.linalg.vector_norm, x, 2, -1, True, out=factor),
+        *euclidean(x, factor, parts),
         partial(torch.mul, factor, factor, out=factor),
         partial(torch.add, scalar(eps, factor), factor, alpha=1 / n, out=factor),
         partial(torch.linalg.vecdot, given, x, dim=-1, out=share.squeeze(-1)),
