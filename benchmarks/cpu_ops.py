@@ -775,7 +775,7 @@ def contestants(name: str, contest: Contest, scheduler: ow.Scheduler, torch: Any
 
 def kernel_of(program: ow.Program) -> Call:
     """The call of the compiled plan, with NumPy set up as a stream does it; all of them, where there are several."""
-    steps = [call for plan in program.run_lists[0].plans for call in plan._calls or ()]
+    steps = [call for plan in program.run_lists[0].plans for call in plan.calls]
     context = copy_context()
     context.run(set_up_numpy)
     return partial(context.run, steps[0] if len(steps) == 1 else calls(None, *steps))

@@ -79,7 +79,7 @@ def main() -> None:
             "x": np.ones((1, WIDTH), np.float32), "at": np.array([5]), "mask": np.zeros((1, CACHE), np.float32)
         }  # fmt: skip
         program.run(fed)
-        calls = [call for plan in program.run_lists[0].plans for call in plan._calls or ()]
+        calls = [call for plan in program.run_lists[0].plans for call in plan.calls]
 
         at = program.run_lists[0].feeds["at"].view
         assert at is not None

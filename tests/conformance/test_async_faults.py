@@ -148,7 +148,7 @@ def abort_breaks(self: LazyStream) -> None:
 
 
 def closed_at_once(self: LazyStream) -> None:
-    self._closed = True
+    self.closed = True
 
 
 def garbage_allocated(self: LazyDevice, size: int, usage: Any) -> Block:
@@ -265,7 +265,7 @@ FAULTS: dict[str, Fault] = {
     "freed memory is used": Fault(
         Buffer, "check", lambda self, offset, size, write=False: None, both="fault-freed fault-refused"
     ),
-    "plans outlive their memory": Fault(Buffer, "_add_dependent", lambda self, plan: None, both="fault-freed"),
+    "plans outlive their memory": Fault(Buffer, "add_dependent", lambda self, plan: None, both="fault-freed"),
     "a thread swallows errors": Fault(
         WorkerStream, "_break", lambda self, error: None, worker="fault-raised fault-waits"
     ),

@@ -69,7 +69,7 @@ class FaultyStream(Stream):
 
 class Faulty(ReferenceKernels):
     def __init__(self):
-        self._name = "faulty"
+        self.name = "faulty"
         self.space = MemorySpace("faulty")
 
     def _open(self, **params):

@@ -183,7 +183,7 @@ def test_weights_used_in_place_are_written_there_and_others_leave_the_array_alon
 
 def weight_buffers(device):
     gc.collect()
-    return [buffer for buffer in device._buffers if buffer.usage is Usage.WEIGHTS and not buffer.freed]
+    return [buffer for buffer in device.live_buffers if buffer.usage is Usage.WEIGHTS and not buffer.freed]
 
 
 def test_unplaced_weights_leave_a_device_with_the_last_program_that_uses_them(device):

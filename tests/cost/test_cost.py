@@ -261,7 +261,7 @@ class TestPlacement:
         assert {split.target.name for split in program.splits} == {"b"}
         with program.observe(lambda node, value: None):
             program.run(x=np.ones((4, 4), np.float32))
-            observed = program._state.observed
+            observed = program.internals.observed
             assert observed is not None
             assert {split.target.name for split in observed.partition.splits} == {"b"}
 

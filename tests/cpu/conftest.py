@@ -63,6 +63,6 @@ def bind(device: CpuDevice) -> Callable[..., Any]:
 
     def call(op: str, out: Array, *srcs: Array, **attrs: Any) -> Any:
         step = Step(op, place(device, out), tuple([place(device, src) for src in srcs]), attrs)
-        return device.open().compile([step])._calls[0]  # type: ignore[index]
+        return device.open().compile([step]).calls[0]
 
     return call

@@ -67,7 +67,7 @@ def test_what_blas_reads_as_it_lies_is_not_kept_twice() -> None:
 
 def test_devices_with_memory_of_their_own_have_them_there() -> None:
     device = IsolatedCpuDevice(0)
-    device._name = "cpu:0"
+    device.name = "cpu:0"
     weight, values = given("bf16")
     fed = np.ones((2, 512), ow.as_dtype("bf16").numpy)
     with ow.Scheduler([device, "host"]) as scheduler:

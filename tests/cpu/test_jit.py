@@ -569,8 +569,8 @@ def test_functions_that_no_program_uses_give_their_memory_back(n):
             with ow.Scheduler(device) as scheduler:
                 scheduler.build(chain_of_its_own(chain, n)).run(x=values)
         # The device keeps the latest. (Functions of other tests may go at any time.)
-        assert len(device._artefacts) >= len(chains)
-        device._artefacts.clear()
+        assert len(device.artefacts) >= len(chains)
+        device.artefacts.clear()
         gc.collect()
         # What is given back goes in sets; those of the first and the latest function stay whole.
         assert here.loaded <= before + 3 * compiler.TOGETHER

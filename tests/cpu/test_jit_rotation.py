@@ -22,7 +22,7 @@ def result(tensor, feeds):
     """What a device computes, and the kinds of functions that it compiled for that."""
     device = CpuDevice()
     with ow.Scheduler([device]) as scheduler:
-        return scheduler.build(tensor).run(feeds), {key[0] for *_, key in device._artefacts}
+        return scheduler.build(tensor).run(feeds), {key[0] for *_, key in device.artefacts}
 
 
 def turned(x, positions, pairing, dims):

@@ -63,7 +63,7 @@ def test_each_node_has_a_kind_of_memory(root: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(node_memory, "_can_bind", lambda node: True)
     assert memory_nodes(root) == (0, 1, 2)
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     kinds = [NodeType(device, node, root) for node in memory_nodes(root)]
     assert [kind.name for kind in kinds] == ["cpu.node0", "cpu.node1", "cpu.node2"]
     assert [sorted(kind.processors) for kind in kinds] == [[0, 1, 2, 3], [4, 5, 6, 7], []]
@@ -87,7 +87,7 @@ def test_one_node_is_the_ordinary_memory(root: Path, monkeypatch: pytest.MonkeyP
 def test_what_a_node_has_free_is_its_limit(root: Path) -> None:
     assert [free_bytes(node, root) for node in (0, 1, 2, 3)] == [908 << 10, 108 << 10, 12 << 10, None]
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     before = RESERVATIONS.reserved
     with pytest.raises(ow.AllocationError, match=r"node 2 has 12,288 bytes free.*cpu.node2"):
         NodeType(device, 2, root).alloc(1 << 20)
@@ -97,7 +97,7 @@ def test_what_a_node_has_free_is_its_limit(root: Path) -> None:
 @needs_mbind
 def test_pages_are_bound_before_they_are_written() -> None:
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     before = RESERVATIONS.reserved
     buffer = NodeType(device, 0).alloc(3 * mmap.PAGESIZE + 5)
     assert RESERVATIONS.reserved == before + 4 * mmap.PAGESIZE
@@ -116,7 +116,7 @@ def test_pages_are_bound_before_they_are_written() -> None:
 @needs_mbind
 def test_a_node_that_is_not_there_is_an_error_and_leaves_nothing_allocated(root: Path) -> None:
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     before = RESERVATIONS.reserved
     (root / "node64").mkdir()
     (root / "node64" / "cpulist").write_text("\n")
@@ -130,7 +130,7 @@ def test_a_node_that_is_not_there_is_an_error_and_leaves_nothing_allocated(root:
 @needs_mbind
 def test_weights_and_states_lie_on_a_node() -> None:
     device = CpuDevice()
-    device._name = "cpu:bound"
+    device.name = "cpu:bound"
     kind = NodeType(device, 0)
     device.__dict__["_nodes"] = (kind,)
     w = np.random.default_rng(1).standard_normal((64, 32)).astype(F)

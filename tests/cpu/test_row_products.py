@@ -23,7 +23,7 @@ def check(rows, inputs, outputs, biased):
         program = scheduler.build(ow.linear(x, weights["w"], *[weights["b"]] * biased))
         for values in (np.full_like(a, np.nan), a):  # what the first run leaves behind is not read by the second
             got = program.run({x: values})
-    assert ("row product" in {key[0] for *_, key in device._artefacts}) == (
+    assert ("row product" in {key[0] for *_, key in device.artefacts}) == (
         VECTOR_ROWS.value <= rows <= COMPILED_ROWS.value
     )
     want = a.astype(np.float64) @ v.astype(np.float64).T + (b if biased else 0)

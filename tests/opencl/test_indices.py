@@ -134,14 +134,14 @@ def test_plans_that_pick_nothing_have_nothing_copied(stream, picking):
 
 
 def test_memory_of_the_check_is_given_back(device):
-    held = len(device._buffers)
+    held = len(device.live_buffers)
     with device.open() as stream:
         picking = Picking(stream)
         picking.run(GOOD)
         stream.synchronize()
     for arg in (picking.table, picking.ids, picking.out, picking.sum):
         arg.buffer.free()
-    assert sum(not b.freed for b in device._buffers) <= held
+    assert sum(not b.freed for b in device.live_buffers) <= held
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])

@@ -24,7 +24,7 @@ KEY, NAME = b"k" * 32, b"s" * 16
 
 def cpu():
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     return device
 
 

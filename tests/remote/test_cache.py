@@ -21,7 +21,7 @@ VALUES = np.random.default_rng(0).integers(0, 256, 5_000_000, np.uint8)
 def upload(folder, values=VALUES, limit=1 << 30):
     """Upload weights to a new server with a cache there; the bytes, and the bytes that went over the bulk links."""
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     with (
         beside([device], cache=WeightCache(folder, TOKEN, limit)) as (_, connection),
         connection.devices[0].alloc(values.size, Usage.WEIGHTS) as buffer,
@@ -76,7 +76,7 @@ def test_a_client_that_is_wrong_about_the_size_removes_nothing(tmp_path):
     upload(tmp_path)
     (file,) = next(tmp_path.iterdir()).iterdir()
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     with (
         beside([device], cache=WeightCache(tmp_path, TOKEN, 1 << 30)) as (_, connection),
         connection.devices[0].alloc(100, Usage.WEIGHTS) as buffer,
@@ -104,7 +104,7 @@ def test_the_least_recently_used_go_when_there_is_no_room(tmp_path):
 
 def test_weights_that_are_not_what_was_announced_are_refused(tmp_path):
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     with (
         beside([device], cache=WeightCache(tmp_path, TOKEN, 1 << 30)) as (_, connection),
         connection.devices[0].alloc(100, Usage.WEIGHTS) as buffer,

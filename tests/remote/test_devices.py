@@ -33,7 +33,7 @@ F32 = np.float32
 
 
 def served(device, name="cpu"):
-    device._name = name
+    device.name = name
     return device
 
 
@@ -228,11 +228,11 @@ def test_when_a_client_goes_everything_of_it_is_freed():
     with beside([device]) as (server, connection):
         kept = [connection.devices[0].alloc(1000) for _ in range(5)]
         stream = connection.devices[0].open()
-        assert len(device._buffers) == 5
+        assert len(device.live_buffers) == 5
         connection.close()
         server.stop()
-        assert not list(device._streams)
-        assert all(buffer.freed for buffer in device._buffers)
+        assert not list(device.live_streams)
+        assert all(buffer.freed for buffer in device.live_buffers)
         assert server.metrics.read()["buffers"] == 0
         with pytest.raises(DeviceLostError):
             kept[0].read()

@@ -21,7 +21,7 @@ from tests.support.remote import beside
 @contextmanager
 def served(make, name="cpu"):
     device = make()
-    device._name = name
+    device.name = name
     with beside([device]) as (server, connection):
         yield server, connection
 

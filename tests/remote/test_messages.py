@@ -137,7 +137,7 @@ def drain(wire: Wire) -> list[Kind]:
 def test_messages_with_other_values_are_refused_and_the_server_goes_on(control):
     rng = random.Random(5)
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     server = Server([device], token=TOKEN, limits=Limits(memory=MEMORY, data=1 << 16, message=1 << 16))
     answers: Counter[Kind] = Counter()
     while answers.total() < MUTATIONS // 2:
@@ -193,7 +193,7 @@ def test_malformed_frames_behind_the_proof_leave_nothing():
     """Frames with any values, which are answered, and at the end of each connection one of broken bytes."""
     rng = random.Random(35)
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     server = Server([device], token=TOKEN, limits=Limits(memory=MEMORY, data=1 << 16, message=1 << 16))
     of_control = [kind for kind, *_ in honest(True)]
     of_stream = [kind for kind, *_ in honest(False) if kind not in (Kind.OPEN, Kind.PULL)]
@@ -306,7 +306,7 @@ def check_sound(server: Server) -> None:
 def test_mutated_bytes_before_and_behind_the_proof_end_the_connection_only():
     rng = random.Random(11)
     device = CpuDevice()
-    device._name = "cpu"
+    device.name = "cpu"
     server = Server([device], token=TOKEN, limits=Limits(memory=MEMORY, data=1 << 16, message=1 << 16, handshake=5))
     for i in range(max(MUTATIONS // 50, 50)):
         if i % 2:

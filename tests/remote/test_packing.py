@@ -125,7 +125,7 @@ def always(connection: Connection, monkeypatch: pytest.MonkeyPatch, codec: str, 
 @pytest.mark.parametrize("device", [CpuDevice, AsyncDevice])
 def test_all_devices_receive_what_was_sent_and_weights_are_kept(tmp_path, monkeypatch, codec, device):
     made = device()
-    made._name = "cpu"
+    made.name = "cpu"
     with beside([made], cache=WeightCache(tmp_path, TOKEN, 1 << 30)) as (server, connection):
         always(connection, monkeypatch, codec)
         for found in (0, 1):
@@ -217,7 +217,7 @@ def test_mutated_data_gives_the_stated_number_of_bytes_or_a_format_error(codec, 
 @pytest.mark.parametrize("device", [CpuDevice, AsyncDevice])
 def test_each_refusal_has_its_error_and_the_connection_goes_on(number, offset, size, codec, width, data, error, device):
     made = device()
-    made._name = "cpu"
+    made.name = "cpu"
     with beside([made], limits=Limits(data=1 << 16)) as (_, connection), connection.devices[0].alloc(1000) as buffer:
         stream = connection.devices[0].open()
         assert isinstance(stream, RemoteStream)

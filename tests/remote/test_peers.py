@@ -31,7 +31,7 @@ def test_a_copy_between_two_servers_takes_no_byte_over_the_client(server, token,
 def test_fewer_bytes_are_queued_and_wait_for_no_earlier_work_of_the_target():
     made = [CpuDevice(), CpuDevice()]
     for device in made:
-        device._name = "cpu"
+        device.name = "cpu"
     values = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     with beside(made[:1]) as (_, first), beside(made[1:]) as (_, second):
         one, two = first.devices[0], second.devices[0]

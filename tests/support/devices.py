@@ -53,7 +53,7 @@ class Separate(NumPyMemory):
         offload: Iterable[str] = (),
         max_buffer_size: int | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self.space = MemorySpace(name)
         self.kernels = table(ops, layout, pack)
         self.max_buffer_size = max_buffer_size
@@ -72,7 +72,7 @@ class Beside(HostMemory):
     kind = Kind.ACCEL
 
     def __init__(self, name: str, ops: Iterable[str] = BASIC, want: Iterable[str] = ()) -> None:
-        self._name = name
+        self.name = name
         self.kernels = table(ops)
         self._wanted = set(want)
 
@@ -86,7 +86,7 @@ class Plain(HostMemory):
     kind = Kind.CPU
 
     def __init__(self, name: str = "plain", ops: Iterable[str] = BASIC) -> None:
-        self._name = name
+        self.name = name
         self.kernels = table(ops)
 
 
@@ -95,7 +95,7 @@ class Member(SeparateMemory):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._name = name
+        self.name = name
 
 
 __all__ = ["BASIC", "Beside", "Member", "Plain", "Separate", "reference_kernel", "table"]

@@ -42,7 +42,7 @@ def _second_cpu() -> ow.Device:
     from opweave_cpu.device import IsolatedCpuDevice
 
     device = IsolatedCpuDevice(1)
-    device._name = "cpu-2"
+    device.name = "cpu-2"
     return device
 
 
@@ -79,8 +79,8 @@ def make(name: str) -> ow.Device:
     """The device of that backend; the same one each time. Skips the test where the backend finds no hardware."""
     if name not in _MADE:
         made = _MADE[name] = _MAKERS[name]()
-        if not getattr(made, "_name", ""):
-            made._name = name
+        if not made.name:
+            made.name = name
     return _MADE[name]
 
 
@@ -96,7 +96,7 @@ def combined(names: str) -> Iterator[list[ow.Device]]:
         for name in names.split(" + "):
             if name == "remote":
                 served = IsolatedCpuDevice(7)
-                served._name = "cpu:7"
+                served.name = "cpu:7"
                 _, connection = stack.enter_context(beside([served]))
                 devices.append(connection.devices[0])
             else:

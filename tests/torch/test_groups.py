@@ -26,7 +26,7 @@ ROWS, INPUTS, OUTPUTS = 9, 512, 640
 @pytest.fixture
 def device() -> TorchCpuDevice:
     made = TorchCpuDevice()
-    made._name = "torch:cpu"
+    made.name = "torch:cpu"
     return made
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(len(packed_types()) < 2, reason="this torch lack
 @pytest.fixture
 def device() -> TorchCpuDevice:
     made = TorchCpuDevice()
-    made._name = "torch:cpu"
+    made.name = "torch:cpu"
     return made
 
 

@@ -34,7 +34,7 @@ def others() -> list[Device]:
 def devices(request: pytest.FixtureRequest) -> list[Device]:
     """torch in the memory of the process or in its own, and all other devices."""
     mine = TorchCpuDevice() if request.param == "shared" else SeparateCpuDevice()
-    mine._name = "torch:cpu"
+    mine.name = "torch:cpu"
     return [mine, *others(), ow.device("host")]
 
 

@@ -243,5 +243,5 @@ def test_the_explanation_says_what_became_of_a_plan(monkeypatch, played):
 
 def test_devices_without_graphs_make_one_call_a_step(separate):
     stream: Stream = separate.open()
-    assert len(stream.compile(steps(separate, 3))._calls or ()) == 3
+    assert len(stream.compile(steps(separate, 3)).calls) == 3
     stream.close()

@@ -107,7 +107,7 @@ def _import(
         if pads and kind.alloc_size(tensor) > array.nbytes:
             continue  # kernels may read the padding
         try:
-            buffer = device._import_bytes(as_bytes(array))
+            buffer = device.import_bytes(as_bytes(array))
         except (UnsupportedOpError, AllocationError):
             continue  # not aligned, or larger than the largest buffer: `_upload` copies it
         assert isinstance(buffer, Buffer)

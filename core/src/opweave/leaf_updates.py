@@ -49,7 +49,7 @@ def rewrite(values: Mapping[Tensor, Array]) -> None:
             _write(tensor, array, places[tensor])
         token = object()  # several plans may share what they have to make again
         for dependent in {dependent for buffer in buffers for dependent in buffer.dependents}:
-            dependent._refresh(token)
+            dependent.refresh(token)
 
     _when_idle(buffers, work)
 
@@ -118,7 +118,7 @@ def evict(tensors: Iterable[Tensor], device: Device) -> None:
         for buffer in gone:
             buffer.invalidate_dependents()
             for dependent in buffer.dependents:
-                dependent._give_up()
+                dependent.give_up()
 
     _when_idle(gone, work)
 

@@ -164,7 +164,8 @@ def weights(
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"weights are made from a mapping of names to arrays, not of {type(arrays).__name__}")
-    group, token = Weights({}), object()
+    named: dict[str, Tensor] = {}
+    token = object()
     narrow = None if dtype is None else as_dtype(dtype)
     if narrow is not None and not narrow.is_float:
         raise DTypeError(f"dtype is a float type, to which floating-point arrays are converted, not {narrow}")
@@ -174,12 +175,13 @@ def weights(
             value = read_leaf(value)  # from its device
         if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
             value = value.astype(narrow.numpy, copy=False)
-        group._tensors[str(name)] = _weight(str(name), value, token)
+        named[str(name)] = _weight(str(name), value, token)
+    group = Weights(named)
     devices = _matched(group, device, "device", _resolve_or_split)
     memories = _matched(group, buffer_type, "buffer_type", lambda memory: memory)
     by_memory: dict[tuple[Device, BufferType | None], list[Tensor]] = {}
     split: dict[Sharded, list[Tensor]] = {}
-    for name, tensor in group._tensors.items():
+    for name, tensor in named.items():
         target = devices.get(name)
         if target is not None and not isinstance(target, Device):
             if memories.get(name) is not None:

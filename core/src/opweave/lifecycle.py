@@ -3,7 +3,7 @@
 **In a forked child** only one thread exists, and the queues of drivers belong to the parent. Schedulers and streams
 that were made before the fork are closed in the child: using one raises `LifetimeError` at once. Their driver objects
 are never freed there, because freeing them could wait for threads that do not exist. Objects that register here
-implement this in ``_after_fork``. Locks of `opweave.concurrency` are free in the child.
+implement this in ``after_fork``. Locks of `opweave.concurrency` are free in the child.
 
 **At exit** `atexit` closes what is still open, while threads still run. If that waits for a kernel that never returns,
 the process ends after `exit_timeout` seconds with a line on stderr that names the kernel. Later, during interpreter
@@ -32,14 +32,14 @@ INHERITED: Final = "belongs to the process that this one was forked from; make a
 
 
 class Inheritable(Protocol):
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Called in a forked child: become unusable without waiting for anything."""
 
 
 class Open(Protocol):
     def close(self) -> None: ...
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         """What closing it currently has to wait for, as text for people; ``""`` if that is not known."""
 
 
@@ -50,7 +50,7 @@ _closer: Worker | None = None
 
 
 def notify_after_fork(thing: Inheritable) -> None:
-    """Call ``thing._after_fork()`` in every forked child, as long as ``thing`` lives."""
+    """Call ``thing.after_fork()`` in every forked child, as long as ``thing`` lives."""
     _INHERITABLE.add(thing)
 
 
@@ -114,7 +114,7 @@ def _at_exit() -> None:
     _closer.put(work)
     seconds = exit_timeout()
     if not ended.wait(seconds):
-        what = next((text for thing in closing[-1:] if (text := _describe_pending(thing))), "work in flight")
+        what = next((text for thing in closing[-1:] if (text := describe_pending(thing))), "work in flight")
         print(f"opweave: {what} has not ended {seconds:g} s after the program (OPWEAVE_EXIT_WAIT); "
               "the process ends without it", file=sys.stderr, flush=True)  # fmt: skip
 
@@ -128,9 +128,9 @@ def _close_all(groups: Iterable[Iterable[Open]], closing: list[Open], ended: Lat
     ended.set()
 
 
-def _describe_pending(thing: Open) -> str:
+def describe_pending(thing: Open) -> str:
     try:
-        return thing._describe_pending()
+        return thing.describe_pending()
     except Exception:  # its state may change while it is read
         return repr(thing)
 
@@ -140,7 +140,7 @@ def _in_child() -> None:
     _closer = None
     for thing in list(_INHERITABLE):
         with suppress(Exception):
-            thing._after_fork()
+            thing.after_fork()
 
 
 atexit.register(_at_exit)

@@ -184,4 +184,4 @@ def test_threads_use_one_combination_at_once(both, shared):
             thread.join(60)
             assert not thread.is_alive()
     assert failures == []
-    assert both._reserved == sum(b.size for b in both._buffers)
+    assert both._reserved == sum(b.size for b in both.live_buffers)

@@ -160,12 +160,12 @@ def test_streams_are_known_to_their_device():
     device = AsyncDevice()
     stream = device.open()
     assert isinstance(stream, ThreadStream)
-    assert stream in device._streams
+    assert stream in device.live_streams
     stream.close()
-    assert stream not in device._streams
+    assert stream not in device.live_streams
     device.open()
     gc.collect()
-    assert not list(device._streams)
+    assert not list(device.live_streams)
 
 
 def test_parameters_of_a_stream():

@@ -273,7 +273,7 @@ def test_a_closed_stream_takes_no_work(device):
     stream.synchronize()
     mark.synchronize()
     assert mark.done
-    assert stream not in device._streams
+    assert stream not in device.live_streams
 
 
 def test_freeing_waits_for_queued_work_and_ends_plans(device, stream):

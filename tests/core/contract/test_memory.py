@@ -300,7 +300,7 @@ def test_a_buffer_is_freed_with_its_last_reference():
     device.alloc(100)
     gc.collect()
     assert device.taken == 0
-    assert not list(device._buffers)
+    assert not list(device.live_buffers)
 
 
 def test_a_buffer_whose_address_cannot_be_read_is_freed():
@@ -745,7 +745,7 @@ def test_taking_and_giving_back_memory_is_announced():
 def test_the_default_kind_is_called_like_its_device():
     device = ExampleDevice()
     kind = device.default_buffer_type
-    device._name = "example:1"
+    device.name = "example:1"
     assert kind.name == "example:1"
 
 

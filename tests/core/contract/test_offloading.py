@@ -96,7 +96,7 @@ def test_rates_are_measured_once_for_each_type():
     assert rates is not None
     assert all(rate > 0 for rate in rates)
     assert offloading.rates(F32) is rates
-    held = sum(not buffer.freed for buffer in device._buffers)
+    held = sum(not buffer.freed for buffer in device.live_buffers)
     assert held == 0
     # So many rows that the transfer is negligible.
     assert offloading.pays(product(1 << 24))

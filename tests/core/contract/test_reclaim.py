@@ -101,7 +101,7 @@ def device():
     device = GateDevice()
     yield device
     device.gate.set()
-    for stream in list(device._streams):
+    for stream in list(device.live_streams):
         stream.settle()
 
 

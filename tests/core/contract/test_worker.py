@@ -188,7 +188,7 @@ def test_a_dropped_stream_works_off_what_it_took_and_ends_its_thread():
     device = Gate()
     a, b, out = filled(device, 1, 2, 0)
     stream = device.open(worker=True)
-    ended = stream._worker.ended
+    ended = stream.worker.ended
     device.go.set()
     stream.compile([add(out, a, b)]).run()
     del stream

@@ -100,7 +100,7 @@ def test_without_a_measurement_it_costs_what_it_runs_like(define):
 def test_its_cost_decides_where_it_runs(define):
     op = define(runs_like="exp")
     fast, slow = Acme(), Acme()
-    fast._name, slow._name = "fast", "slow"
+    fast.name, slow.name = "fast", "slow"
     for device, seconds in ((fast, 1e-6), (slow, 1.0)):
         costs = {"add": {"f32": OpCost(Curve.line(1e-3, 1e12))}, "exp": {"f32": OpCost(Curve.line(seconds, 1e12))}}
         profile = Profile(device.name, 0.0, Curve.line(0, 1e9), Curve.line(0, 1e9), costs)

@@ -129,7 +129,7 @@ def test_every_kind_of_memory_keeps_what_it_was_given(name):
         from opweave_torch.device import TorchCpuDevice
 
         device = TorchCpuDevice()
-        device._name = name
+        device.name = name
     else:
         device = make(name)
     kinds = device.buffer_types
@@ -196,7 +196,7 @@ def test_devices_share_memory_when_both_reach_one_space(device):
     from opweave_cpu import CpuDevice
 
     beside = CpuDevice()
-    beside._name = "cpu:beside"
+    beside.name = "cpu:beside"
     assert beside.reaches(host.space)
     assert host.space is HOST_SPACE
     for other, copies in ((beside, 0), (device, 1)):
@@ -214,7 +214,7 @@ def test_a_device_brings_weights_for_steps_that_it_wants(device, wanted, monkeyp
     from opweave_cpu import CpuDevice
 
     near = CpuDevice()
-    near._name = "cpu:near"
+    near.name = "cpu:near"
     w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     weight = ow.weights({"w": w}, device=near)["w"]
     x = ow.input("x", (32, 64))

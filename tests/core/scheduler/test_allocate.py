@@ -33,7 +33,7 @@ class Island(HostDevice):
     """Runs everything, in memory that nothing else reaches."""
 
     def __init__(self, name: str, *, alignment: int = 64, max_buffer_size: int | None = None) -> None:
-        self._name = name
+        self.name = name
         self.space = MemorySpace(name)
         self.alignment = alignment
         self.max_buffer_size = max_buffer_size

@@ -46,7 +46,7 @@ class Reference(AsyncDevice):
     fails = ""
 
     def __init__(self, name: str, ops: tuple[str, ...] = BASIC, delay: float = 0.0) -> None:
-        self._name = name
+        self.name = name
         self.space = MemorySpace(name)
         self.delay = delay
         self.kernels = KernelTable("f32", "strided")

@@ -151,7 +151,7 @@ class Knowing(HostMemory):
     kernels = KernelTable("f32", "strided")
 
     def __init__(self, name: str = "knowing") -> None:
-        self._name = name
+        self.name = name
 
 
 ran: list[str] = []

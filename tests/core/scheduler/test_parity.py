@@ -631,7 +631,7 @@ def test_memory_of_a_backend_puts_a_tensor_in_shards(x):
 def test_an_event_is_freed_with_its_last_reference():
     with Queued("g").open() as stream:
         event = stream.record()
-        handle = weakref.ref(event._handle)
+        handle = weakref.ref(event.handle)
         assert isinstance(handle(), Mark)
         del event
         gc.collect()

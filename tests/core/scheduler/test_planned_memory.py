@@ -32,10 +32,10 @@ def outputs():
 def test_a_plan_says_what_its_program_takes(device, parallel):
     wanted = outputs()
     with ow.Scheduler([device, HostDevice()], parallel=parallel) as scheduler:
-        before = len(device._buffers)
+        before = len(device.live_buffers)
         planned = scheduler.partition(wanted)
         memory = planned.memory
-        assert len(device._buffers) == before
+        assert len(device.live_buffers) == before
         assert memory[device.name].temporaries > 0
         program = scheduler.build(wanted)
         assert memory == {name: use._replace(library=0) for name, use in program.memory.items()}

@@ -60,7 +60,7 @@ class Turning(HostMemory):
     kernels = KernelTable("f32", "strided")
 
     def __init__(self, name: str = "turning") -> None:
-        self._name = name
+        self.name = name
         self._turned = Turned(self)
         self.ran: list[str] = []
 

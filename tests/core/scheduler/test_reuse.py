@@ -116,7 +116,7 @@ def device(rng: random.Random, i: int) -> ow.Device:
 
 
 def calls_of(program: ow.Program) -> set[int]:
-    return {id(call) for run_list in program._state.lists for plan in run_list.plans for call in plan.calls}
+    return {id(call) for run_list in program.internals.lists for plan in run_list.plans for call in plan.calls}
 
 
 def history(seed: int, builds: list[tuple[int, int]], *, reuse: bool) -> tuple[list[Any], int]:
@@ -164,7 +164,7 @@ def test_programs_that_take_over_calls_compute_and_weigh_the_same(block):
 
 def memory_of(program: ow.Program, leaf: ow.Tensor) -> tuple[object, int]:
     """The buffer in which a program reads a leaf, and where in it."""
-    bindings = program._state.lists[0].bindings
+    bindings = program.internals.lists[0].bindings
     assert bindings is not None
     storage = next(s for s, (tensor, _) in program.partition.owners.items() if tensor is leaf)
     return bindings.buffers[storage], bindings.offsets[storage]

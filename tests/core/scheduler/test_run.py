@@ -488,9 +488,9 @@ def test_weights_are_uploaded_once_for_all_programs_and_freed_with_them(x):
     w = ow.weights({"a": array(4, 4), "b": array(4, 4, seed=1)})
     s = ow.Scheduler([device, HostDevice()])
     one = s.build(ow.linear(x, w["a"]) + w["b"])
-    before = len(device._buffers)
+    before = len(device.live_buffers)
     two = s.build(ow.linear(ow.neg(x), w["a"]) + w["b"])
-    assert len(device._buffers) == before
+    assert len(device.live_buffers) == before
     assert one.memory["g"].weights == two.memory["g"].weights == 128
     first, second = (w[name].leaf for name in "ab")
     assert first is not None
@@ -499,7 +499,7 @@ def test_weights_are_uploaded_once_for_all_programs_and_freed_with_them(x):
     del one, two, w, first, second
     s.close()
     gc.collect()
-    assert not list(device._buffers)
+    assert not list(device.live_buffers)
 
 
 def test_host_weights_are_used_where_they_lie(x):

@@ -141,7 +141,7 @@ def test_successive_runs_overlap_on_different_devices():
 def test_devices_that_share_memory_overlap_too():
     x = ow.input("x", (64, 64))
     shared = [HostDevice(), HostDevice()]
-    shared[1]._name = "other"
+    shared[1].name = "other"
     with ow.Scheduler(shared, parallel=3) as scheduler:
         first = x + 1
         second = first @ first

@@ -202,10 +202,10 @@ def test_inputs_are_fed_before_threads_begin(cpus):
     x = ow.input("x_fed", (ROWS, WIDTH))
     with ow.Scheduler(cpus[:2], threads=1) as scheduler:
         program = scheduler.build(mlp(x, sharded(cpus[:2])))
-        (feed,) = program._state.lists[0].feeds.values()
+        (feed,) = program.internals.lists[0].feeds.values()
         assert not feed.queued
     with ow.Scheduler(cpus[:2], threads=1, parallel=2) as scheduler:
-        (feed,) = scheduler.build(mlp(x, sharded(cpus[:2])))._state.lists[0].feeds.values()
+        (feed,) = scheduler.build(mlp(x, sharded(cpus[:2]))).internals.lists[0].feeds.values()
         assert feed.queued  # an earlier run may still read the memory
 
 

@@ -183,7 +183,7 @@ class CombinedStream(Stream):
 
     def _abort(self) -> None:
         runner = self.members.runner
-        if runner and runner == self._submission.thread:  # and not another stream's
+        if runner and runner == self.submission.thread:  # and not another stream's
             self.members.cancel()
 
     def _close(self) -> None:
@@ -206,8 +206,8 @@ class CombinedDevice(ArrayDevice):
         given = shares or (total if all(total) else [1.0] * len(members))
         self.shares: Final[dict[str | Device, float]] = dict(zip(members, given, strict=True))
         self.id = "+".join([member.name for member in members])
-        self._name = f"combined:{self.id}"
-        self.space = MemorySpace(self._name)
+        self.name = f"combined:{self.id}"
+        self.space = MemorySpace(self.name)
         self.kind = max((member.kind for member in members), key=lambda kind: kind.rank)
         self.description = f"{len(members)} devices as one"
         self.alignment = max(member.alignment for member in members)

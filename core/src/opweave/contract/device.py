@@ -158,12 +158,8 @@ class DeviceHooks:
 
     kernels: KernelTable
     stream_class: type[Stream]
-    _name: str
-
-    @property
-    def name(self) -> str:
-        """``<entry-point name>:<id>`` once registered."""
-        return self._name
+    name: str
+    """``<entry-point name>:<id>`` once registered; the registry sets it."""
 
     @property
     def default_buffer_type(self) -> BufferType:

@@ -80,7 +80,7 @@ class Arg:
         """The address of the first element. Raises `LifetimeError` if the operand has no memory, or memory without
         numeric addresses."""
         buffer = self.buffer
-        if buffer is None or buffer._freed:
+        if buffer is None or buffer.freed:
             raise LifetimeError(f"{self!r} has no memory {'yet' if buffer is None else 'any more'}")
         address = buffer.address
         if address is None:
@@ -118,7 +118,11 @@ class Arg:
         """Whether the elements are row-major without gaps."""
         return is_dense(self.shape, self.strides, self.dtype)
 
-    def _lies_at(self, buffer: Buffer | None, offset: int, handle: Any) -> bool:
+    def share_view(self, other: Arg) -> None:
+        """Show the memory by the array that another operand of the same place and layout has made."""
+        self._view = other._view
+
+    def lies_at(self, buffer: Buffer | None, offset: int, handle: Any) -> bool:
         """Whether an operand of the same dtype, shape and strides at that place equals this one."""
         return self.buffer is buffer and self.offset == offset and self.handle is handle
 

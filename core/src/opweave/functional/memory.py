@@ -47,7 +47,7 @@ class Cell:
 
     def load(self) -> Any:
         """The array, made of whatever lies in these bytes."""
-        return self.array if self.array is not None else self.memory._load(self)
+        return self.array if self.array is not None else self.memory.load(self)
 
     def put(self, array: Any, borrowed: bool = False) -> None:
         """Let ``array`` lie there. Nothing is copied."""
@@ -103,7 +103,7 @@ class ArrayMemory:
         """The array at byte ``offset``."""
         return self.cell(offset, dtype, shape).load()
 
-    def _load(self, cell: Cell) -> Any:
+    def load(self, cell: Cell) -> Any:
         with self._lock:
             there = self._overlapping(cell.offset, cell.end)
             dtype = cell.dtype

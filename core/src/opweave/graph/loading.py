@@ -114,8 +114,8 @@ class _Loader:
         return made
 
     def _describe(self, made: Tensor, row: dict[str, Any]) -> None:
-        made.scope, made._name = _text(row.get("scope", "")), _text(row.get("name", ""))
-        made._site = self._sites[_number(row["site"], len(self._sites))]
+        made.scope, made.given_name = _text(row.get("scope", "")), _text(row.get("name", ""))
+        made.built_at = self._sites[_number(row["site"], len(self._sites))]
 
     def _leaf(self, row: dict[str, Any], shape: Shape, dtype: DType) -> Tensor:
         kind: Any = _text(row["leaf"])

@@ -25,7 +25,7 @@ def reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     if leaf is None:
         return _restore_tensor, _structure(Graph(tensor))
     facts = {"fill": leaf.fill, "group": leaf.group, "borrowed": leaf.borrowed}
-    label = (tensor._name, tensor.site)
+    label = (tensor.given_name, tensor.site)
     return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, label)
 
 
@@ -44,7 +44,7 @@ def _restore_leaf(
     leaf = Leaf(kind, key, data, **facts)
     tensor = leaf_tensor(leaf, shape, dtype)
     if tensor.leaf is leaf:  # else it lived before
-        tensor._name, tensor._site = label
+        tensor.given_name, tensor.built_at = label
     return tensor
 
 

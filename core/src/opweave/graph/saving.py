@@ -57,8 +57,8 @@ def encode(outputs: Sequence[Tensor], order: Sequence[Tensor], values: Callable[
                 row["window"] = [list(tensor.strides), tensor.offset]
         if tensor.scope:
             row["scope"] = tensor.scope
-        if tensor._name:
-            row["name"] = tensor._name
+        if tensor.given_name:
+            row["name"] = tensor.given_name
         row["site"] = sites.setdefault(tensor.site, len(sites))
         rows.append(row)
     header = {

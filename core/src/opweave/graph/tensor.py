@@ -112,8 +112,21 @@ class Tensor(Operators):
     """
 
     __slots__ = (
-        "__weakref__", "_name", "_site", "attrs", "base", "dtype", "leaf", "offset", "op", "scope", "shape",
-        "signature", "srcs", "state", "strides",
+        "__weakref__",
+        "attrs",
+        "base",
+        "built_at",
+        "dtype",
+        "given_name",
+        "leaf",
+        "offset",
+        "op",
+        "scope",
+        "shape",
+        "signature",
+        "srcs",
+        "state",
+        "strides",
     )  # fmt: skip
 
     op: OpDef | None
@@ -129,9 +142,9 @@ class Tensor(Operators):
     leaf: Leaf | None
     signature: Signature | None
     scope: str
-    _name: str
+    given_name: str
     # Where it was built: code and instruction, or the text of `site` if it was loaded.
-    _site: tuple[CodeType, int] | str
+    built_at: tuple[CodeType, int] | str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tensor:
         raise TypeError("tensors are built by ow.input, ow.constant, ow.weights, ow.state and by operations")
@@ -142,12 +155,12 @@ class Tensor(Operators):
     def name(self) -> str:
         """The name in messages and reports. Of a node its scope, and behind it the name that `named` gave it, else that
         of the operation: ``"layer3/linear"``. Of a leaf the name that `named` gave it, else its key, without scope."""
-        own = self._name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
+        own = self.given_name or (self.leaf.name if self.leaf else self.op.name if self.op else "")
         return f"{self.scope}/{own}" if self.scope else own
 
     def named(self, name: str) -> Tensor:
         """Give this tensor a name for messages and reports, within its scope; returns the tensor itself."""
-        self._name = name
+        self.given_name = name
         return self
 
     @property
@@ -206,9 +219,9 @@ class Tensor(Operators):
     @property
     def site(self) -> str:
         """``file:line`` where the tensor was built."""
-        if isinstance(self._site, str):
-            return self._site
-        code, at = self._site
+        if isinstance(self.built_at, str):
+            return self.built_at
+        code, at = self.built_at
         line = code.co_firstlineno
         for start, end, number in code.co_lines():
             if start <= at < end and number is not None:
@@ -309,8 +322,8 @@ def _new(
     tensor.leaf = None
     tensor.signature = None
     tensor.scope = SCOPE.get() if op is not None else ""
-    tensor._name = ""
-    tensor._site = _call_site()
+    tensor.given_name = ""
+    tensor.built_at = _call_site()
     return tensor
 
 
@@ -406,7 +419,7 @@ def with_sources(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
             made = node(op, srcs, tensor.attrs)
     finally:
         SCOPE.reset(token)
-    made._name = tensor._name
+    made.given_name = tensor.given_name
     return made
 
 

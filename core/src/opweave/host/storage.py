@@ -194,7 +194,7 @@ def _bind_now(dst: Arg, stream: Stream, src: Arg) -> Call:
     if to.is_host:
         return of.type._bind_download(of.handle, src.offset, to.host_bytes(dst.offset, size))
     if bounces and size <= BOUNCE_BYTES:
-        staging = stream._staging(size)
+        staging = stream.staging(size)
         down = of.type._bind_download(of.handle, src.offset, staging)
         return CallSequence((down, to.type._bind_upload(to.handle, dst.offset, staging)))
     return partial(copy, dst, src)
@@ -395,7 +395,7 @@ def bind_read_ahead(src: Arg, stream: Stream) -> Callable[[], np.ndarray[Any, An
     has done its earlier work. ``None`` for streams that do not read ahead, and for operands that are not dense."""
     buffer = _memory(src)
     queue = stream.inner if isinstance(stream, WorkerStream) else stream
-    if not (queue.reads_ahead and queue.is_async and src.is_dense and queue._owns(buffer)):
+    if not (queue.reads_ahead and queue.is_async and src.is_dense and queue.owns(buffer)):
         return None
 
     def call() -> np.ndarray[Any, Any]:

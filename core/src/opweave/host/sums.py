@@ -47,7 +47,7 @@ def bind_collective(
         return Sum(outs[0].view, [part.view for part in parts]), False
     try:
         call = provider.bind_collective(kind, stream, outs, parts)
-        return (partial(stream._submit, call), True) if stream.is_async else (call, False)
+        return (partial(stream.submit_work, call), True) if stream.is_async else (call, False)
     except BaseException as error:
         raise_backend_failure(error, stream.device.name, f"preparing {kind}")
 

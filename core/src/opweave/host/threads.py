@@ -182,7 +182,7 @@ class ThreadPool:
                 self._tasks = tasks
             return self._tasks
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         # Threads do not survive a fork: a child that submitted to the parent's workers would wait for ever.
         self._tasks, self._paused = None, None
 

@@ -334,7 +334,7 @@ def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device
     """Set the backend and the names of ``devices``."""
     names = device_names(backend.name, [d.id for d in devices], [d.name for d in existing])
     for device, name in zip(devices, names, strict=True):
-        device._name = name
+        device.name = name
         device.backend = backend
 
 
@@ -416,7 +416,7 @@ def _rescan(loaded: LoadedBackend, version: str) -> None:
     new = []
     for device, name in zip(found, names, strict=True):
         if key(name) not in known:
-            device._name, device.backend = name, loaded.backend
+            device.name, device.backend = name, loaded.backend
             new.append(device)
     loaded.devices.extend(probed(new, version)[0])
 
@@ -427,8 +427,8 @@ def in_use(devices: Iterable[Device]) -> list[str]:
     def count() -> list[str]:
         found: list[str] = []
         for device in devices:
-            buffers = sum(not buffer.freed for buffer in list(device._buffers))
-            streams = sum(not stream.closed for stream in list(device._streams))
+            buffers = sum(not buffer.freed for buffer in list(device.live_buffers))
+            streams = sum(not stream.closed for stream in list(device.live_streams))
             for n, what in ((buffers, "buffer"), (streams, "stream")):
                 if n:
                     found.append(f"{n} {what}{'s' * (n > 1)} of {device.name}")

@@ -81,7 +81,7 @@ def load_tunables(device: Device, version: str) -> None:
     if all(type(value) is int and value in t.choices for t, value in zip(tunables, found, strict=True)):
         for tunable, value in zip(tunables, found, strict=True):
             tunable.value = value
-        device._tuned = True
+        device.tuned = True
 
 
 def store_tunables(device: Device, version: str) -> None:
@@ -89,7 +89,7 @@ def store_tunables(device: Device, version: str) -> None:
     on."""
     import json
 
-    device._tuned = True
+    device.tuned = True
     values = {tunable.name: tunable.value for tunable in device.tunables}
     document = {"key": key_of(device, version), "tunables": values}
     cache().store(_tunables_file(device), json.dumps(document).encode())

@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
         Attributes:
             when_idle: calls a function while no run in flight uses it; ``None``: waiting for the device is enough.
-            keeps_copies: whether it may keep other forms of read-only memory, which `_refresh` makes again.
+            keeps_copies: whether it may keep other forms of read-only memory, which `refresh` makes again.
         """
 
         @property
         def keeps_copies(self) -> bool: ...
         @property
         def when_idle(self) -> Callable[[Callable[[], Any]], Any] | None: ...
-        def _invalidate(self, why: str) -> None: ...
-        def _refresh(self, token: object) -> None: ...
-        def _give_up(self) -> None: ...
+        def invalidate(self, why: str) -> None: ...
+        def refresh(self, token: object) -> None: ...
+        def give_up(self) -> None: ...
 
 
 class Buffer:
@@ -100,7 +100,7 @@ class Buffer:
         self.owner = owner
         self.readonly: Final = readonly
         self._address: int | None = -1  # not known yet: asking an array for it is slow, and few buffers need it
-        type.device._buffers.add(self)
+        type.device.live_buffers.add(self)
 
     @property
     def name(self) -> str:
@@ -228,7 +228,7 @@ class Buffer:
             LayoutError: ``rows`` is no such array, its rows overlap, or `upload` refuses the range.
         """
         given = as_rows(rows, pitch)
-        size = self._check_rows(offset, pitch, given.shape, write=True)
+        size = self.check_rows(offset, pitch, given.shape, write=True)
         if not given.size:
             return
         if size == given.size:
@@ -250,7 +250,7 @@ class Buffer:
         for the arrays that `upload_2d` refuses.
         """
         given = as_rows(out, pitch, writable=True)
-        size = self._check_rows(offset, pitch, given.shape)
+        size = self.check_rows(offset, pitch, given.shape)
         if not given.size:
             return
         if self.is_host:
@@ -260,7 +260,7 @@ class Buffer:
         else:
             self.type._download_2d(self.handle, offset, pitch, given)
 
-    def _check_rows(self, offset: int, pitch: int, shape: tuple[int, int], *, write: bool = False) -> int:
+    def check_rows(self, offset: int, pitch: int, shape: tuple[int, int], *, write: bool = False) -> int:
         """Check the range of rows of bytes; gives its size."""
         count, width = shape
         size = (count - 1) * pitch + width if count else 0
@@ -435,7 +435,7 @@ class Buffer:
         else:
             self._release(partial(discard, self.type, owner=self.owner))
 
-    def _add_dependent(self, dependent: Dependent) -> None:
+    def add_dependent(self, dependent: Dependent) -> None:
         """Invalidate ``dependent``, while it lives, when the buffer is freed."""
         # Weak references without callbacks are shared, which makes this ten times as fast as a WeakSet. Dead ones are
         # removed whenever their number reaches a power of two from 16 on.
@@ -452,7 +452,7 @@ class Buffer:
     def invalidate_dependents(self) -> None:
         """Make plans that were compiled with the buffer unusable, because it is freed or its contents move."""
         for dependent in self.dependents:
-            dependent._invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
+            dependent.invalidate(f"{self!r} was {'freed' if self._freed else 'given up'}")
 
     def _release(self, free: Callable[[Handle], None]) -> None:
         self._freed = True
@@ -466,7 +466,7 @@ class Buffer:
             now = perf_counter_ns()
             TRACE.emit("free", self.name, now, now, bytes=self.size, device=self.device.name)
 
-    def _after_fork(self) -> tuple[Handle, object]:
+    def after_fork(self) -> tuple[Handle, object]:
         """Make the buffer unusable in a forked child. Returns handle and owner, which must not be freed there."""
         kept = self.handle, self.owner
         self._freed, self.handle, self.owner = True, None, INHERITED

@@ -52,27 +52,27 @@ class Device(DeviceHooks):
     stream_class: type[Stream] = Stream
 
     backend: Backend | None
-    _buffers: WeakSet[Buffer]
-    _streams: WeakSet[Stream]
+    live_buffers: WeakSet[Buffer]
+    live_streams: WeakSet[Stream]
     _default_type: BufferType | None
     _lost_by_fork: bool
-    _tuned: bool
-    _artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
+    tuned: bool  # whether the tunables have values that were measured on this machine
+    artefacts: dict[Any, Any]  # what its streams have compiled, see `Stream.artefact`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Device:
         # State lives here so that authors need not call super().__init__.
         self = super().__new__(cls)
         self.backend = None
-        self._name = cls.__name__.lower()
-        self._buffers = WeakSet()
-        self._streams = WeakSet()
+        self.name = cls.__name__.lower()
+        self.live_buffers = WeakSet()
+        self.live_streams = WeakSet()
         self._default_type = None
         self._lost_by_fork = False
-        self._tuned = False
-        self._artefacts = {}
+        self.tuned = False
+        self.artefacts = {}
         notify_after_fork(self)
         if not hasattr(cls, "space"):
-            self.space = MemorySpace(self._name)
+            self.space = MemorySpace(self.name)
         if not hasattr(cls, "kernels"):
             self.kernels = KernelTable()
         return self
@@ -95,11 +95,6 @@ class Device(DeviceHooks):
         if self._default_type is None:
             self._default_type = BufferType(self)
         return self._default_type
-
-    @property
-    def tuned(self) -> bool:
-        """Whether the tunables have values that were measured on this machine."""
-        return self._tuned
 
     @property
     def answers_many(self) -> bool:
@@ -200,12 +195,12 @@ class Device(DeviceHooks):
                 remedy="start processes with multiprocessing.get_context('spawn'), or fork before devices are used",
             )
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         if not self.survives_fork:
             self._lost_by_fork = True
             # Freeing anything would call the driver, whose threads and locks exist in the parent only.
-            buffers = [buffer._after_fork() for buffer in list(self._buffers)]
-            keep_forever([self, *self._streams, *buffers])
+            buffers = [buffer.after_fork() for buffer in list(self.live_buffers)]
+            keep_forever([self, *self.live_streams, *buffers])
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -235,9 +230,9 @@ class Device(DeviceHooks):
         """
         if not self.caps.import_host:
             raise UnsupportedOpError(f"{self.name} cannot use host memory in place; allocate and upload instead")
-        return self._import_bytes(as_bytes(data), max_tensor_size)
+        return self.import_bytes(as_bytes(data), max_tensor_size)
 
-    def _import_bytes(self, view: memoryview, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
+    def import_bytes(self, view: memoryview, max_tensor_size: int | None = None) -> Buffer | MultiBuffer:
         """`import_host` of flat bytes, on a device that is known to import."""
         self.check_process()
         size, limit = len(view), self.max_buffer_size
@@ -313,7 +308,7 @@ class Device(DeviceHooks):
         self.check_process()
         if str(worker).lower() not in ("", "0", "false"):
             stream: Stream = WorkerStream(self.open(**params))
-            self._streams.add(stream)
+            self.live_streams.add(stream)
             add_queue(stream)
             return stream
         try:
@@ -332,7 +327,7 @@ class Device(DeviceHooks):
                 remedy=f"set stream_class = {type(stream).__name__} on the device",
             )
         stream.opened_with = params
-        self._streams.add(stream)
+        self.live_streams.add(stream)
         if stream.is_async:
             add_queue(stream)
         return stream
@@ -340,7 +335,7 @@ class Device(DeviceHooks):
     def synchronize(self) -> None:
         """Wait for all streams of the device, then raise the first failure as `ExecutionError`, if there is one. Work
         that was ended on purpose (`Cancelled`) is none: whoever waits for that work is told."""
-        streams = [s for s in list(self._streams) if not s.closed]
+        streams = [s for s in list(self.live_streams) if not s.closed]
         for stream in streams:
             stream.settle()
         for stream in streams:

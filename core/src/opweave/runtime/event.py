@@ -39,33 +39,33 @@ class Event:
         sequence: its number; a stream counts the work that is submitted to it, from 1 on.
     """
 
-    __slots__ = ("__weakref__", "_epoch", "_handle", "sequence", "stream")
+    __slots__ = ("__weakref__", "epoch", "handle", "sequence", "stream")
 
     def __init__(self, stream: Stream, sequence: int, handle: Any) -> None:
         self.stream: Final = stream
         self.sequence: Final = sequence
-        self._epoch: Final = stream._epoch
-        self._handle = handle
+        self.epoch: Final = stream.progress.epoch
+        self.handle = handle
 
     @property
     def failure(self) -> BaseException | None:
         """Why the work before this event failed, or ``None``."""
-        epoch = self._epoch
+        epoch = self.epoch
         return epoch.failure if epoch.first <= self.sequence else None
 
     @property
     def done(self) -> bool:
         """Whether everything before the event is complete or has failed; does not wait."""
         stream = self.stream
-        if self.sequence <= stream._completed or self.failure is not None:
+        if self.sequence <= stream.progress.completed or self.failure is not None:
             return True
         try:
-            complete = stream._query(self._handle)
+            complete = stream._query(self.handle)
         except Exception as error:
-            stream._fail(error, self.sequence, self._epoch)
+            stream.progress.fail(error, self.sequence, self.epoch)
             return True
         if complete:
-            stream._complete(self.sequence)
+            stream.progress.complete(self.sequence)
         return complete
 
     def synchronize(self) -> None:
@@ -74,23 +74,23 @@ class Event:
         Raises:
             ExecutionError: that work failed; ``__cause__`` is what it raised.
         """
-        self._raise()
+        self.raise_failure()
         stream = self.stream
-        if self.sequence > stream._completed:
+        if self.sequence > stream.progress.completed:
             try:
-                stream._join(self._handle)
+                stream._join(self.handle)
             except Exception as error:
                 # Which work failed is not known: the failure concerns every event that was not seen complete. Another
                 # thread that waited for the same failure may already have made the stream recover.
-                stream._fail(error, min(stream._completed + 1, self.sequence), self._epoch)
+                stream.progress.fail(error, min(stream.progress.completed + 1, self.sequence), self.epoch)
                 if isinstance(error, OpweaveError):
                     raise
                 device = stream.device.name
                 raise ExecutionError(f"work on {device} failed: {error}", device=device) from error
-            stream._complete(self.sequence)
-        self._raise()
+            stream.progress.complete(self.sequence)
+        self.raise_failure()
 
-    def _raise(self) -> None:
+    def raise_failure(self) -> None:
         failure = self.failure
         if failure is not None:
             raise ExecutionError(
@@ -98,6 +98,6 @@ class Event:
             ) from failure
 
     def __repr__(self) -> str:
-        complete = self.sequence <= self.stream._completed
+        complete = self.sequence <= self.stream.progress.completed
         state = "failed" if self.failure else "done" if complete else "pending"
         return f"<Event {self.sequence} of {self.stream.device.name}, {state}>"

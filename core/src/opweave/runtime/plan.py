@@ -35,7 +35,7 @@ class Plan:
         self._calls: list[Call] | None = list(calls)
         self._ended = "its stream was closed"
         for buffer in buffers:
-            buffer._add_dependent(self)
+            buffer.add_dependent(self)
 
     def run(self, around: Callable[[int, Call], Call] | None = None) -> None:
         """Submit every call in order. On a synchronous stream the work is complete when this returns.
@@ -50,19 +50,19 @@ class Plan:
                 submitting to the stream.
         """
         calls, stream = self._calls, self.stream
-        if calls is None or stream._closed:
-            stream._check_inherited()
+        if calls is None or stream.closed:
+            stream.check_inherited()
             raise LifetimeError(f"{self!r} cannot run: {self._ended}")
         if around is not None:
             calls = [around(i, call) for i, call in enumerate(calls)]
-        submission = stream._submission
+        submission = stream.submission
         if submission.busy:
-            raise stream._busy_error()
+            raise stream.busy_error()
         with submission.lock:
             try:
-                stream._launch(self, calls)
+                stream.make_calls(self, calls)
             finally:
-                stream._sequence += 1
+                stream.progress.sequence += 1
 
     def close(self) -> None:
         """Wait for the stream's work and drop the calls. Closing twice does nothing.
@@ -81,7 +81,7 @@ class Plan:
     @property
     def calls(self) -> list[Call]:
         """What `run` calls; empty once the plan was closed."""
-        return list(self._calls or ())
+        return self._calls or []
 
     @property
     def remarks(self) -> list[str]:
@@ -94,7 +94,7 @@ class Plan:
         calls = {id(call): call for call in self._calls or ()}  # equal steps may share one
         return sum(getattr(call, "library_bytes", 0) for call in calls.values())
 
-    def _invalidate(self, why: str) -> None:
+    def invalidate(self, why: str) -> None:
         """Refuse further runs with the reason ``why``: memory that the calls use is gone."""
         if self._calls is not None:
             self._calls, self._ended = None, why
@@ -107,15 +107,15 @@ class Plan:
         """Whether one of the calls keeps another form of read-only memory."""
         return any(getattr(call, "refresh", None) is not None for call in self._calls or ())
 
-    def _refresh(self, token: object) -> None:
+    def refresh(self, token: object) -> None:
         """Read-only memory of the calls was written: those that keep copies of it make them again (``refresh``)."""
         for call in self._calls or ():
             refresh = getattr(call, "refresh", None)
             if refresh is not None:
                 refresh(token)
 
-    def _give_up(self) -> None:
-        """Drop the calls of a plan that can no longer run; `_invalidate` has already done so."""
+    def give_up(self) -> None:
+        """Drop the calls of a plan that can no longer run; `invalidate` has already done so."""
 
     def __len__(self) -> int:
         return self.size

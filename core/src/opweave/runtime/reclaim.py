@@ -46,7 +46,7 @@ class Discarded(NamedTuple):
         """Whether all work that may use the memory is complete or has failed."""
         for stream, submitted in self.waits:
             found = stream()
-            if found is not None and not found.closed and found._finished < submitted:
+            if found is not None and not found.closed and found.progress.finished < submitted:
                 return False
         return True
 
@@ -65,7 +65,7 @@ _RECLAIMING: Final = _Reclaiming()
 
 def discard(type: BufferType, handle: Handle, owner: Any) -> None:
     """Free memory now if no work in flight may use it, else keep it for `reclaim`. Never waits."""
-    waits = tuple((ref(stream), stream._sequence) for stream in unfinished_streams(type.space))
+    waits = tuple((ref(stream), stream.progress.sequence) for stream in unfinished_streams(type.space))
     if waits or _RECLAIMING.active:
         _DISCARDED.append(Discarded(type, handle, owner, waits))
     else:

@@ -57,7 +57,7 @@ def _queues(space: MemorySpace) -> list[Stream]:
 
 def unfinished_streams(space: MemorySpace) -> list[Stream]:
     """The streams with submitted work that may use ``space`` and is not known to be complete or failed."""
-    return [stream for stream in _queues(space) if stream._finished < stream._sequence]
+    return [stream for stream in _queues(space) if stream.progress.unfinished]
 
 
 class Working(local):

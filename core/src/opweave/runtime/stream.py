@@ -70,30 +70,26 @@ class Stream(StreamState):
         """Whether other streams of its class can wait for its events without blocking the host."""
         return type(self)._record is not Stream._record
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def queues_uploads(self, buffer: Buffer) -> bool:
         """Whether `upload` to ``buffer`` only queues the transfer. If not, it waits for the stream and then writes."""
-        return type(self)._upload is not Stream._upload and self._owns(buffer)
+        return type(self)._upload is not Stream._upload and self.owns(buffer)
 
     def queues_copies(self, dst: Buffer, src: Buffer) -> bool:
         """Whether `copy_from` may be able to queue a copy from ``src`` to ``dst``, without the host."""
-        return type(self)._copy_from is not Stream._copy_from and self._owns(dst) and src.type.is_raw
+        return type(self)._copy_from is not Stream._copy_from and self.owns(dst) and src.type.is_raw
 
     @property
     def transferring(self) -> bool:
         """Whether transfers were queued that are not known to be complete."""
-        return bool(self._pending)
+        return bool(self.progress.pending)
 
     @property
     def failure(self) -> BaseException | None:
         """The first failure since the last `recover`, or ``None``."""
-        return self._epoch.failure
+        return self.progress.epoch.failure
 
     def __repr__(self) -> str:
-        return f"<Stream of {self.device.name}{', closed' if self._closed else ''}>"
+        return f"<Stream of {self.device.name}{', closed' if self.closed else ''}>"
 
     def __enter__(self) -> Stream:
         return self
@@ -109,7 +105,7 @@ class Stream(StreamState):
         try:
             self.close()
         except Exception:
-            self._closed = True
+            self.closed = True
 
     # --- work -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +158,7 @@ class Stream(StreamState):
             self._check_supported([step for group in ready for step in group.steps])
         if self.lists_operands:
             ready = [group if group.reads or group.writes else listed(group) for group in ready]
-        return self._submit(partial(self._plan, ready, buffers), submits=False)
+        return self.submit_work(partial(self._plan, ready, buffers), submits=False)
 
     def _plan(self, groups: Sequence[Group], buffers: set[Buffer]) -> Plan:
         try:
@@ -186,7 +182,7 @@ class Stream(StreamState):
         Args:
             key: all that the result depends on, such as `Structure.key`.
         """
-        known = self.device._artefacts
+        known = self.device.artefacts
         full = (type(self), self._parameters, Limit.version, key)
         found = known.pop(full, None)
         if found is None:
@@ -222,32 +218,32 @@ class Stream(StreamState):
         Raises:
             ExecutionError: work failed since the last `recover`; ``__cause__`` is the first failure.
         """
-        self._check_inherited()
-        known = self._epoch.failure
+        self.check_inherited()
+        known = self.progress.epoch.failure
         self.settle()
-        failure = self._epoch.failure
+        failure = self.progress.epoch.failure
         if failure is not None:
             when = "failed" if known is None else "failed before"
             raise ExecutionError(f"work on {self.device.name} {when}: {failure}", device=self.device.name) from failure
 
     def settle(self) -> None:
         """Wait until no submitted work is in flight. Failures are kept on the stream (`failure`), not raised."""
-        if self._closed or not self.is_async:
+        if self.closed or not self.is_async:
             return
-        sequence = self._sequence
+        sequence = self.progress.sequence
         # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
-        done, self._pending = self._pending, {}
+        done, self.progress.pending = self.progress.pending, {}
         try:
             self._synchronize()
         except BaseException as error:
             for first, kept in done.items():
-                self._pending.setdefault(first, []).extend(kept)
+                self.progress.pending.setdefault(first, []).extend(kept)
             if not isinstance(error, Exception):
                 raise  # an interrupt: the transfers are still in flight
-            self._fail(error, self._completed + 1)
-            self._finished = max(self._finished, sequence)
+            self.progress.fail(error, self.progress.completed + 1)
+            self.progress.finished = max(self.progress.finished, sequence)
         else:
-            self._complete(sequence)
+            self.progress.complete(sequence)
         reclaim()
 
     def record(self) -> Event:
@@ -256,14 +252,14 @@ class Stream(StreamState):
         Raises:
             LifetimeError: the stream is closed or busy.
         """
-        return self._submit(self._record_event, counts=False)
+        return self.submit_work(self._record_event, counts=False)
 
     def _record_event(self) -> Event:
-        self._sequence += 1
+        self.progress.sequence += 1
         if self.is_async:
-            return Event(self, self._sequence, self._record())
-        event = Event(self, self._sequence, None)
-        self._complete(self._sequence)
+            return Event(self, self.progress.sequence, self._record())
+        event = Event(self, self.progress.sequence, None)
+        self.progress.complete(self.progress.sequence)
         return event
 
     def wait(self, event: Event) -> None:
@@ -276,12 +272,12 @@ class Stream(StreamState):
             LifetimeError: the stream is closed or busy.
         """
         self._check_open()
-        event._raise()
+        event.raise_failure()
         if event.stream is self or event.done:
-            event._raise()
+            event.raise_failure()
             return
         waits = type(self)._wait is not Stream._wait and type(event.stream) is type(self)
-        if not (waits and self._submit(partial(self._wait, event._handle))):
+        if not (waits and self.submit_work(partial(self._wait, event.handle))):
             event.synchronize()
 
     def upload(self, buffer: Buffer, offset: int, data: Any) -> None:
@@ -298,7 +294,7 @@ class Stream(StreamState):
         buffer.check(offset, len(view), write=True)
         check_reachable(self.device, buffer)
         if self.queues_uploads(buffer):
-            self._submit(partial(self._upload, buffer, offset, view), view, buffer)
+            self.submit_work(partial(self._upload, buffer, offset, view), view, buffer)
             return
         self._check_can_submit()
         self.settle()
@@ -312,8 +308,8 @@ class Stream(StreamState):
         view = as_bytes(out, writable=True)
         buffer.check(offset, len(view))
         check_reachable(self.device, buffer)
-        if type(self)._download is not Stream._download and self._owns(buffer):
-            self._submit(partial(self._download, buffer, offset, view), view, buffer)
+        if type(self)._download is not Stream._download and self.owns(buffer):
+            self.submit_work(partial(self._download, buffer, offset, view), view, buffer)
             return
         self._check_can_submit()
         self.settle()
@@ -326,13 +322,13 @@ class Stream(StreamState):
         what `upload` and `Buffer.upload_2d` raise.
         """
         given = as_rows(rows, pitch)
-        size = buffer._check_rows(offset, pitch, given.shape, write=True)
+        size = buffer.check_rows(offset, pitch, given.shape, write=True)
         if not self._queues_rows(buffer, given.size, "_upload", "_upload_2d"):
             buffer.upload_2d(offset, pitch, rows)
         elif size == given.size and given.flags.c_contiguous:
             self.upload(buffer, offset, given)
         else:
-            self._submit(partial(self._upload_2d, buffer, offset, pitch, given), given, buffer)
+            self.submit_work(partial(self._upload_2d, buffer, offset, pitch, given), given, buffer)
 
     def download_2d(self, buffer: Buffer, offset: int, pitch: int, out: Any) -> None:
         """Read rows at equal distances, as `Buffer.download_2d`, in stream order.
@@ -340,18 +336,18 @@ class Stream(StreamState):
         ``out`` is filled after `synchronize`. Raises what `download` and `Buffer.download_2d` raise.
         """
         given = as_rows(out, pitch, writable=True)
-        size = buffer._check_rows(offset, pitch, given.shape)
+        size = buffer.check_rows(offset, pitch, given.shape)
         if not self._queues_rows(buffer, given.size, "_download", "_download_2d"):
             buffer.download_2d(offset, pitch, out)
         elif size == given.size and given.flags.c_contiguous:
             self.download(buffer, offset, given)
         else:
-            self._submit(partial(self._download_2d, buffer, offset, pitch, given), given, buffer)
+            self.submit_work(partial(self._download_2d, buffer, offset, pitch, given), given, buffer)
 
     def _queues_rows(self, buffer: Buffer, size: int, *hooks: str) -> bool:
         """Whether a transfer of rows is queued; if not, this has waited for the work before it."""
         check_reachable(self.device, buffer)
-        if size and self._owns(buffer) and any(getattr(type(self), h) is not getattr(Stream, h) for h in hooks):
+        if size and self.owns(buffer) and any(getattr(type(self), h) is not getattr(Stream, h) for h in hooks):
             return True
         self._check_can_submit()
         self.settle()
@@ -389,7 +385,7 @@ class Stream(StreamState):
         if source is not None and source is not self:
             self.wait(source.record())
         work = partial(self._copy_from, dst, dst_offset, src, src_offset, size)
-        if self.queues_copies(dst, src) and self._submit(work, dst, src):
+        if self.queues_copies(dst, src) and self.submit_work(work, dst, src):
             return True
         self.settle()
         copy_bytes(dst, dst_offset, src, src_offset, size)
@@ -401,7 +397,7 @@ class Stream(StreamState):
         The plan that is being submitted raises `Cancelled` after its current call. Work that an asynchronous device
         has already accepted is ended where its driver can do that (``_abort``).
         """
-        self._submission.cancel(f"the work on {self.device.name} was ended by abort()")
+        self.submission.cancel(f"the work on {self.device.name} was ended by abort()")
         self._abort()
 
     def recover(self) -> None:
@@ -409,9 +405,9 @@ class Stream(StreamState):
 
         Waits for queued work. If some of it fails while this waits, the stream is left with that new failure.
         """
-        past, self._epoch = self._epoch, Epoch()
+        past, self.progress.epoch = self.progress.epoch, Epoch()
         self.settle()
-        late = self._epoch
+        late = self.progress.epoch
         if late.failure is not None:
             # It concerns events on both sides of this call.
             past.first = late.first if past.failure is None else min(past.first, late.first)
@@ -425,19 +421,19 @@ class Stream(StreamState):
         Raises:
             ExecutionError: work failed and that was not known before. The stream is closed nevertheless.
         """
-        if self._closed:
+        if self.closed:
             return
-        failure_known = self._epoch.failure is not None
+        failure_known = self.progress.epoch.failure is not None
         try:
             if failure_known:
                 self.settle()
             else:
                 self.synchronize()
         finally:
-            self._closed = True
-            self.device._streams.discard(self)
+            self.closed = True
+            self.device.live_streams.discard(self)
             self._close()
-            self._pending.clear()
+            self.progress.pending.clear()
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
@@ -447,14 +443,14 @@ class Stream(StreamState):
             if why is not None:
                 raise UnsupportedOpError(f"{self.device.name} does not run {step.op}", {self.device.name: why})
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         return f"work on {self.device.name}"
 
-    def _owns(self, buffer: Buffer) -> bool:
+    def owns(self, buffer: Buffer) -> bool:
         """Whether the author's transfer hooks accept this buffer: plain memory of the device itself."""
         return buffer.device is self.device and buffer.type.is_raw
 
-    def _staging(self, size: int) -> memoryview:
+    def staging(self, size: int) -> memoryview:
         """Host memory for bytes on their way from one device to another. Each call returns the same memory, unless a
         larger size is asked for."""
         if len(self._staging_memory) < size:

@@ -74,30 +74,65 @@ class Submission:
 T = TypeVar("T")
 
 
+class Progress:
+    """How far the work of a stream is.
+
+    Attributes:
+        sequence: number of the latest event or other work that was submitted.
+        completed: the latest of these that is known to be complete.
+        finished: the latest of these that is known to be complete or failed.
+        epoch: the work since the last `Stream.recover`, and its failure.
+        pending: what queued transfers keep alive, by the number of the first event behind them.
+    """
+
+    __slots__ = ("completed", "epoch", "finished", "pending", "sequence")
+
+    def __init__(self) -> None:
+        self.sequence = self.completed = self.finished = 0
+        self.epoch = Epoch()
+        self.pending: dict[int, list[Any]] = {}
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether submitted work is not known to be complete or failed."""
+        return self.finished < self.sequence
+
+    def fail(self, error: BaseException, first: int = 0, epoch: Epoch | None = None) -> None:
+        """Keep a failure of an epoch (default: the current one). It concerns events from number ``first`` on (default:
+        those that are recorded from now on)."""
+        epoch = epoch or self.epoch
+        if epoch.failure is None:
+            epoch.first = first or self.sequence + 1
+            epoch.failure = error
+        elif first:
+            epoch.first = min(epoch.first, first)
+
+    def complete(self, sequence: int) -> None:
+        """Everything up to number ``sequence`` is complete; release what its transfers kept alive."""
+        self.completed = max(self.completed, sequence)
+        self.finished = max(self.finished, sequence)
+        if self.pending:
+            for first in list(self.pending):  # several threads may be here; each removes only complete ones
+                if first <= sequence:
+                    self.pending.pop(first, None)
+
+
 class StreamState(StreamHooks):
     """State of a stream, and the one way in which calls and transfers are submitted to it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # State lives here so that authors need not call super().__init__.
         self = super().__new__(cls)
-        self._submission = Submission()
-        self._closed = False
-        self._sequence = 0
-        self._completed = 0
-        self._finished = 0
-        self._epoch = Epoch()
-        self._pending = {}
+        self.submission = Submission()
+        self.closed = False
+        self.progress = Progress()
         self._staging_memory = memoryview(b"")
         self._inherited = False
         return self
 
-    _submission: Submission
-    _closed: bool
-    _sequence: int  # number of the latest event or other work that was submitted
-    _completed: int  # the latest of these that is known to be complete
-    _finished: int  # the latest of these that is known to be complete or failed
-    _epoch: Epoch
-    _pending: dict[int, list[Any]]  # what queued transfers keep alive, by the number of the first event behind them
+    submission: Submission
+    closed: bool
+    progress: Progress
     _staging_memory: memoryview
     _inherited: bool  # from the parent process, see `opweave.lifecycle`
 
@@ -110,7 +145,7 @@ class StreamState(StreamHooks):
     def ending(self) -> bool:
         """Whether the work that is being submitted was asked to end early: by `Stream.abort`, or ``Scheduler.cancel``.
         Calls that take long may look, from any thread."""
-        return bool(self._submission.cancel_reason)
+        return bool(self.submission.cancel_reason)
 
     @classmethod
     def uncancellable(cls) -> str:
@@ -124,25 +159,25 @@ class StreamState(StreamHooks):
         return ""
 
     def _check_open(self) -> None:
-        if self._closed:
-            self._check_inherited()
+        if self.closed:
+            self.check_inherited()
             raise LifetimeError(f"{self!r} was closed")
 
-    def _check_inherited(self) -> None:
+    def check_inherited(self) -> None:
         if self._inherited:
             raise LifetimeError(f"{self!r} {INHERITED}")
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         # This process cannot know whether queued work was done: events of it fail, so that nobody waits for them.
-        self._inherited = self._closed = True
-        self._fail(LifetimeError(f"{self!r} {INHERITED}"), self._completed + 1)
+        self._inherited = self.closed = True
+        self.progress.fail(LifetimeError(f"{self!r} {INHERITED}"), self.progress.completed + 1)
 
-    def _busy_error(self) -> LifetimeError:
+    def busy_error(self) -> LifetimeError:
         return LifetimeError(f"another thread is submitting to {self!r}; one thread at a time submits to a stream")
 
-    def _launch(self, plan: Plan, calls: list[Call]) -> None:
-        """Make the calls of a plan. The caller holds the lock of ``_submission``."""
-        submission = self._submission
+    def make_calls(self, plan: Plan, calls: list[Call]) -> None:
+        """Make the calls of a plan. The caller holds the lock of ``submission``."""
+        submission = self.submission
         before, outer, outer_calls = submission.thread, submission.remaining, submission.calls
         remaining = iter(calls)
         try:
@@ -157,21 +192,21 @@ class StreamState(StreamHooks):
             if submission.cancel_reason and isinstance(error, Exception) and not isinstance(error, Cancelled):
                 # A call that was ended in the middle raises what its library does.
                 cancelled = Cancelled(submission.cancel_reason)
-                self._fail(cancelled)
+                self.progress.fail(cancelled)
                 raise cancelled from error
             index = len(calls) - sum(1 for _ in remaining) - 1
             if not isinstance(error, Exception) or isinstance(error, Cancelled):
-                self._fail(error)
+                self.progress.fail(error)
                 raise
             known = len(calls) == plan.size and index >= 0 and not submission.cancel_reason
-            failure = self._step_error(plan, index if known else None, error)
-            self._fail(failure.error)
+            failure = self.step_error(plan, index if known else None, error)
+            self.progress.fail(failure.error)
             raise failure from failure.error
         finally:
             submission.calls, submission.remaining = outer_calls, outer
             submission.thread = before
 
-    def _step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
+    def step_error(self, plan: Plan, step: int | None, error: Exception) -> StepError:
         """The error to raise for what a call of ``plan`` raised."""
         translated = self._translate(error)
         if translated is not error:
@@ -180,32 +215,13 @@ class StreamState(StreamHooks):
         failure.__cause__ = translated
         return failure
 
-    def _fail(self, error: BaseException, first: int = 0, epoch: Epoch | None = None) -> None:
-        """Keep a failure of an epoch (default: the current one). It concerns events from number ``first`` on (default:
-        those that are recorded from now on)."""
-        epoch = epoch or self._epoch
-        if epoch.failure is None:
-            epoch.first = first or self._sequence + 1
-            epoch.failure = error
-        elif first:
-            epoch.first = min(epoch.first, first)
-
-    def _complete(self, sequence: int) -> None:
-        """Everything up to number ``sequence`` is complete; release what its transfers kept alive."""
-        self._completed = max(self._completed, sequence)
-        self._finished = max(self._finished, sequence)
-        if self._pending:
-            for first in list(self._pending):  # several threads may be here; each removes only complete ones
-                if first <= sequence:
-                    self._pending.pop(first, None)
-
     def _check_can_submit(self) -> None:
         """Raise `LifetimeError` if the stream is closed, or busy with a submission of another thread."""
         self._check_open()
-        if self._submission.busy:
-            raise self._busy_error()
+        if self.submission.busy:
+            raise self.busy_error()
 
-    def _submit(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
+    def submit_work(self, work: Callable[[], T], *kept: object, submits: bool = True, counts: bool = True) -> T:
         """Call ``work``, which submits to the stream, and return its result.
 
         A function and not a context manager, whose ``__enter__`` and ``__exit__`` could be interrupted; see
@@ -218,7 +234,7 @@ class StreamState(StreamHooks):
             counts: whether to give the work the next sequence number.
         """
         self._check_can_submit()
-        submission = self._submission
+        submission = self.submission
         keeps = bool(kept) and self.is_async
         with submission.lock:
             before = submission.thread
@@ -227,19 +243,19 @@ class StreamState(StreamHooks):
                 result = work()
                 # Only after queueing: `settle` relies on everything in the table being queued.
                 if keeps and result is not False:
-                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                    self.progress.pending.setdefault(self.progress.sequence + 1, []).append(kept)
                 return result
             except Exception as error:
                 if not submits:
                     raise
-                self._fail(error)
+                self.progress.fail(error)
                 if isinstance(error, OpweaveError):
                     raise
                 raise ExecutionError(f"{self.device.name} failed: {error}", device=self.device.name) from error
             except BaseException:  # an interrupt; whether the work was queued is not known
                 if keeps:
-                    self._pending.setdefault(self._sequence + 1, []).append(kept)
+                    self.progress.pending.setdefault(self.progress.sequence + 1, []).append(kept)
                 raise
             finally:
                 submission.thread = before
-                self._sequence += submits and counts
+                self.progress.sequence += submits and counts

@@ -68,20 +68,20 @@ class WorkerStream(Stream):
         self.inner: Final = inner
         self._broken: BaseException | None = None  # the failure since which queued work is dropped
         self._reported = False  # whether a caller has received that failure
-        self._worker: Final = Worker(f"opweave {inner.device.name}", _begin)
+        self.worker: Final = Worker(f"opweave {inner.device.name}", _begin)
 
     def __repr__(self) -> str:
-        return f"<WorkerStream of {self.device.name}{', closed' if self._closed else ''}>"
+        return f"<WorkerStream of {self.device.name}{', closed' if self.closed else ''}>"
 
     @property
     def is_current(self) -> bool:
         """Whether the calling thread is that of this stream."""
-        return self._worker.is_current
+        return self.worker.is_current
 
     def call(self, work: Callable[[], Any]) -> None:
         """Queue a function; the thread calls it in stream order. Its result is ignored; an exception fails the
         stream."""
-        self._submit(partial(self._put, work))
+        self.submit_work(partial(self._put, work))
 
     def wait(self, event: Event) -> None:
         """Make work submitted from now on wait for ``event``, which may be of a stream of any class.
@@ -91,15 +91,15 @@ class WorkerStream(Stream):
             LifetimeError: the stream is closed or busy.
         """
         self._check_open()
-        event._raise()
+        event.raise_failure()
         if event.stream is not self and not event.done:
             self.call(partial(self._await, event))
-        event._raise()
+        event.raise_failure()
 
     def _await(self, event: Event) -> None:
-        handle = event._handle
+        handle = event.handle
         if isinstance(handle, QueuedEvent):
-            if isinstance(event.stream, WorkerStream) and event.stream._worker.held:
+            if isinstance(event.stream, WorkerStream) and event.stream.worker.held:
                 event.stream.go_on()  # an interrupt kept the submitting thread from that
             handle.passed.wait_soon()  # devices that compute parts of one value mostly end at the same time
             if handle.error is not None:
@@ -123,17 +123,17 @@ class WorkerStream(Stream):
     def hold(self) -> None:
         """Let the work that is queued from now on wait for `go_on`, `help`, or whoever waits for an event of this
         stream."""
-        self._worker.held = True
+        self.worker.held = True
 
     def go_on(self, off: int = NOWHERE) -> None:
         """Let the thread do the work that waits since `hold`, or that an interrupt of a thread that helped left; off a
         processor on which the calling thread computes next (`opweave.processors.Apart`)."""
-        if self._worker.held or self._worker.jobs:
-            self._worker.wake(off)
+        if self.worker.held or self.worker.jobs:
+            self.worker.wake(off)
 
     def expect_help(self) -> None:
         """The calling thread calls `help` next: nobody needs to wake this stream's thread."""
-        self._worker.held = False
+        self.worker.held = False
 
     def help(self) -> None:
         """Do the queued work in the calling thread, which else would only wait for it. An interrupt of this thread
@@ -141,11 +141,11 @@ class WorkerStream(Stream):
         before = WORKING.active
         try:
             WORKING.active = True
-            self._worker.help()
+            self.worker.help()
         except BaseException as error:
             self._broken = self._broken or Cancelled(f"the work on {self.device.name} was ended by {error!r}")
             self._reported = False
-            self._worker.wake()
+            self.worker.wake()
             raise
         finally:
             WORKING.active = before
@@ -153,7 +153,7 @@ class WorkerStream(Stream):
     # --- the queue --------------------------------------------------------------------------------------------------
 
     def _put(self, work: Callable[[], Any]) -> None:
-        self._worker.put(partial(self._do, work))
+        self.worker.put(partial(self._do, work))
 
     def _do(self, work: Callable[[], Any]) -> None:
         try:
@@ -162,7 +162,7 @@ class WorkerStream(Stream):
         except Exception as error:
             self._break(error)
         except BaseException as error:  # does not end this thread; the submitter receives it, as an error like others
-            if not self._worker.is_thread:
+            if not self.worker.is_thread:
                 raise  # by `help`, to whom it belongs
             failure = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
             failure.__cause__ = error
@@ -173,10 +173,10 @@ class WorkerStream(Stream):
             self._reported = False
             self._broken = error
 
-    def _launch(self, plan: Plan, calls: list[Call]) -> None:
-        self._put(partial(self.inner._launch, plan, calls))
+    def make_calls(self, plan: Plan, calls: list[Call]) -> None:
+        self._put(partial(self.inner.make_calls, plan, calls))
 
-    def _owns(self, buffer: Buffer) -> bool:
+    def owns(self, buffer: Buffer) -> bool:
         return True  # the inner stream handles every buffer that its device reaches
 
     # --- hooks ------------------------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ class WorkerStream(Stream):
         return True
 
     def _record(self) -> QueuedEvent:
-        event = QueuedEvent(self._sequence)
-        self._worker.put(partial(self._pass, event))
+        event = QueuedEvent(self.progress.sequence)
+        self.worker.put(partial(self._pass, event))
         return event
 
     def _pass(self, event: QueuedEvent) -> None:
@@ -227,7 +227,7 @@ class WorkerStream(Stream):
         event.error = self._broken
         if event.error is None:
             if not self.inner.is_async:
-                self._complete(event.sequence)  # so that a later failure does not concern it
+                self.progress.complete(event.sequence)  # so that a later failure does not concern it
             else:
                 try:
                     event.inner = self.inner.record()
@@ -260,7 +260,7 @@ class WorkerStream(Stream):
         self.go_on()
         event = self._record()
         while not event.passed.wait(ENDS_SECONDS):
-            if self._worker.ended.is_set():
+            if self.worker.ended.is_set():
                 # Collected as garbage together with this stream, whose finalizer waits here; it did what was queued.
                 return
         try:
@@ -276,14 +276,14 @@ class WorkerStream(Stream):
 
     def _abort(self) -> None:
         # Events that are queued alone are no work to end.
-        if any(isinstance(job, partial) and job.func == self._do for job in self._worker.jobs.copy()):
+        if any(isinstance(job, partial) and job.func == self._do for job in self.worker.jobs.copy()):
             self._break(Cancelled(f"queued work of {self.device.name} was ended by abort()"))
         self.inner.abort()
 
     def _close(self) -> None:
-        self._worker.close()
+        self.worker.close()
         if not self.is_current and not is_finalizing():
-            self._worker.ended.wait()
+            self.worker.ended.wait()
         self.inner.close()
 
 

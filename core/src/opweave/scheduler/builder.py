@@ -143,7 +143,7 @@ class Builder:
     ) -> Program:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``earlier``
         programs of this scheduler may have calls that can be used again."""
-        alike = next((program._as_earlier for program in earlier if program._as_earlier.is_alike(parts)), None)
+        alike = next((program.earlier for program in earlier if program.earlier.is_alike(parts)), None)
         return self._compile(Outline(parts, fuse(parts)), form, show, alike)
 
     def resized(self, outputs: tuple[Tensor, ...], form: Outputs, earlier: Iterable[Program]) -> Program | None:
@@ -155,14 +155,14 @@ class Builder:
         """
         tried: set[Template | None] = {None}
         for known in earlier:
-            if not all(map(looks_alike, known.partition.graph.outputs, outputs)) or known._template in tried:
+            if not all(map(looks_alike, known.partition.graph.outputs, outputs)) or known.earlier.template in tried:
                 continue
-            template = known._template
+            template = known.earlier.template
             tried.add(template)
             planned = None if template is None else template.plan(outputs)
             if planned is not None:
-                program = self._compile(planned, form, None, known._as_earlier)
-                program._take_template(known)
+                program = self._compile(planned, form, None, known.earlier)
+                program.earlier.take_template(template)
                 return program
         return None
 
@@ -185,7 +185,7 @@ class Builder:
         precisions = parts.assignment.capabilities.precisions
         capabilities = Capabilities(self.targets, parts.graph.leaves, nodes, precisions)
         assignment = replace(parts.assignment, capabilities=capabilities)
-        return self.compile(partition(parts.source, assignment), program._state.form)
+        return self.compile(partition(parts.source, assignment), program.internals.form)
 
     def _with_observed(self, parts: Partition, form: Outputs, observed: Collection[Tensor], show: Show) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""

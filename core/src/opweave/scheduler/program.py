@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from opweave.runtime.device import Device
     from opweave.scheduler.compile.lower import Show
     from opweave.scheduler.compile.run_list import RunList
-    from opweave.scheduler.compile.template import Template
     from opweave.scheduler.explain.report import Explanation
     from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.plan.fuse import Groups
@@ -159,11 +158,11 @@ class Program(PlannedGraph, Generic[R_co]):
 
     Attributes:
         partition: the graph divided into splits.
+        executor, internals, earlier: what runs it, what that keeps of it, and what later builds take over; for tools.
     """
 
     __slots__ = (
-        "__weakref__", "_executor", "_groups", "_made_template", "_nbytes", "_on_close", "_placements", "_state",
-        "_variant",
+        "__weakref__", "_nbytes", "_on_close", "_placements", "_variant", "earlier", "executor", "internals",
     )  # fmt: skip
 
     def __init__(
@@ -176,39 +175,20 @@ class Program(PlannedGraph, Generic[R_co]):
         on_close: Callable[[Program], None],
     ) -> None:
         super().__init__(state.partition, len(state.lists))
-        self._executor: Final = executor
-        self._state: Final = state
-        self._groups: Final = groups
+        self.executor: Final = executor
+        self.internals: Final = state
+        self.earlier: Final = EarlierProgram(state.partition, groups, state.lists)
         self._nbytes: Final = nbytes  # target index -> bytes of temporaries
         self._variant: Final = variant  # makes the same program with observed nodes
         self._on_close: Final = on_close
         self._placements: Final = Placements(state.partition.leaves)
-        self._made_template: tuple[Template | None] | None = None
         executor.add(state)
 
     def __repr__(self) -> str:
-        return repr(self._state)
+        return repr(self.internals)
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self)
-
-    @property
-    def _as_earlier(self) -> EarlierProgram:
-        """What another program that is built may use again of this one."""
-        return EarlierProgram(self.partition, self._groups, self._state.lists)
-
-    @property
-    def _template(self) -> Template | None:
-        """The structure of its graph, for building it in other sizes, if that can be done by it."""
-        if self._made_template is None:
-            from opweave.scheduler.compile.template import Template  # most programs are built in one size
-
-            self._made_template = (Template.of(self.partition, self._groups),)
-        return self._made_template[0]
-
-    def _take_template(self, other: Program) -> None:
-        """Use the template of a program of the same structure."""
-        self._made_template = other._made_template
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +214,7 @@ class Program(PlannedGraph, Generic[R_co]):
             Cancelled: `Scheduler.cancel` was called meanwhile.
             LifetimeError: the program or its scheduler was closed.
         """
-        return self._executor.run(self._state, feeds, named, on_device)  # type: ignore[no-any-return]
+        return self.executor.run(self.internals, feeds, named, on_device)  # type: ignore[no-any-return]
 
     def submit(
         self, feeds: Mapping[Any, Any] | None = None, /, *, on_device: Any = False, **named: Any
@@ -254,7 +234,7 @@ class Program(PlannedGraph, Generic[R_co]):
         Raises:
             ShapeError, DTypeError, UnknownNameError, SchedulerError, LifetimeError: as `run`, at once.
         """
-        return self._executor.submit(self._state, feeds, named, on_device)
+        return self.executor.submit(self.internals, feeds, named, on_device)
 
     def warm(self) -> None:
         """Make the preparations of the first run now, above all compiling. Values and states stay as they are.
@@ -267,7 +247,7 @@ class Program(PlannedGraph, Generic[R_co]):
         """
         from opweave.scheduler.run.warm import warm  # most programs are not warmed
 
-        self._executor.when_idle(partial(warm, self._state))
+        self.executor.when_idle(partial(warm, self.internals))
 
     # --- values between runs ----------------------------------------------------------------------------------------
 
@@ -281,13 +261,13 @@ class Program(PlannedGraph, Generic[R_co]):
         shown = tensor if isinstance(tensor, Tensor) else None
         leaf = self._leaf(tensor if shown is None or not shown.is_view else shown.root)
         if leaf.leaf is not None and leaf.leaf.kind == "state":
-            self._executor.when_idle(partial(write_state, leaf if shown is None else shown, values))
+            self.executor.when_idle(partial(write_state, leaf if shown is None else shown, values))
         else:
             feed = self.run_lists[0].feeds[leaf.name]
             value = feed.fit(values)
             if isinstance(value, Adopted):
                 value = value.buffer.read().view(feed.dtype).reshape(feed.shape)
-            self._state.written[leaf.name] = np.array(value, copy=True)
+            self.internals.written[leaf.name] = np.array(value, copy=True)
 
     def read(self, tensor: Tensor | str) -> Array:
         """The present value of a state, weight or constant, or of an output after the last run, as a new array.
@@ -297,9 +277,9 @@ class Program(PlannedGraph, Generic[R_co]):
             UnknownNameError: a name of neither an input nor a state of this program.
         """
         if isinstance(tensor, Tensor) and self._now(tensor) in self.partition.graph.outputs:
-            return self._executor.read_output(self._state, self._now(tensor))
+            return self.executor.read_output(self.internals, self._now(tensor))
         leaf = self._leaf(tensor) if isinstance(tensor, str) else tensor
-        return self._executor.when_idle(partial(read_leaf, leaf))
+        return self.executor.when_idle(partial(read_leaf, leaf))
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
         source = self.partition.source
@@ -342,7 +322,7 @@ class Program(PlannedGraph, Generic[R_co]):
 
         graph = self.partition.graph  # not the steps: a concat whose pieces are copied to their places is none
         computed = {node: None for node in graph.nodes if node.base is None and 0 not in node.shape}
-        if self._state.observed is not None:
+        if self.internals.observed is not None:
             raise SchedulerError(f"{self!r} is being observed already")
         if nodes is None:
             observed = set(computed)
@@ -365,20 +345,20 @@ class Program(PlannedGraph, Generic[R_co]):
             if ended:
                 raise Cancelled(f"the run was ended by the observer of {node.describe()}")
 
-        self._state.check_open()
+        self.internals.check_open()
         variant = self._variant(observed, show)
-        self._executor.observe(self._state, variant._state)
+        self.executor.observe(self.internals, variant.internals)
         try:
             yield
         finally:
-            self._executor.end_observing(self._state)
+            self.executor.end_observing(self.internals)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether it was closed, by itself or with its scheduler."""
-        return self._state.closed
+        return self.internals.closed
 
     @property
     def is_current(self) -> bool:
@@ -386,7 +366,7 @@ class Program(PlannedGraph, Generic[R_co]):
 
         `Scheduler.build` of the same outputs makes a new program where this is false.
         """
-        placements, state = self._placements, self._state
+        placements, state = self._placements, self.internals
         if placements.seen is not CHANGES.latest and not placements.hold():
             return False
         return not (state.closed or state.lists[0].ended)
@@ -404,7 +384,7 @@ class Program(PlannedGraph, Generic[R_co]):
     @property
     def run_lists(self) -> Sequence[RunList]:
         """For tools: what a run does, in each of the `slots`."""
-        return self._state.lists
+        return self.internals.lists
 
     @property
     def memory(self) -> dict[str, MemoryUse]:
@@ -428,7 +408,7 @@ class Program(PlannedGraph, Generic[R_co]):
             if buffer is not None
         }
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in bound.workspaces.items() if arg.buffer}
-        groups = [[list(indices) for indices in self._groups.items(split)] for split in self.splits]
+        groups = [[list(indices) for indices in self.earlier.groups.items(split)] for split in self.splits]
         return MemoryMap(places, scratch, groups)
 
     def explain(self) -> Explanation:
@@ -451,8 +431,8 @@ class Program(PlannedGraph, Generic[R_co]):
         Raises:
             SchedulerError: called from within a run.
         """
-        executor = self._executor
+        executor = self.executor
         if not executor.inherited:
             executor.check_closer()
             self._on_close(self)  # first: an interrupt must not let a closed program be found
-            executor.when_idle(partial(executor.end, self._state))
+            executor.when_idle(partial(executor.end, self.internals))

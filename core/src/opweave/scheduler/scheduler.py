@@ -172,12 +172,17 @@ class Scheduler:
             self.close()
             return
         self._executor.check_closer(whole=True)
-        pending = self._describe_pending() or "work in flight"  # before cancelling, which skips the calls that are left
+        pending = self.describe_pending() or "work in flight"  # before cancelling, which skips the calls that are left
         self._executor.cancel()
         if not close_or_give_up(self, self.streams):
             warnings.warn(f"{self!r} was left by {kind.__name__}, and {pending} has not ended after "
                           f"{exit_timeout():g} s (OPWEAVE_EXIT_WAIT); it is not waited for any more",
                           RuntimeWarning, stacklevel=2)  # fmt: skip
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """Its devices with their streams and what they support; for tools."""
+        return self._targets
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -354,7 +359,7 @@ class Scheduler:
             AllocationError: a device has no room.
         """
         for output in outputs:
-            self._reserved.extend(lease.again() for lease in self.build(output)._state.leases)
+            self._reserved.extend(lease.again() for lease in self.build(output).internals.leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=False)}
 
     @cached_property
@@ -370,7 +375,7 @@ class Scheduler:
         """The builder with a target more, for nodes that read sources without elements."""
         plain, host = self._builder, HostTarget(len(self._targets), worker=self.parallel)
         if not self.parallel:
-            host.stream._submission = self._executor.ownership
+            host.stream.submission = self._executor.ownership
         self._executor.targets.append(host)
         self._arenas.append(Arena(host))
         return replace(plain, targets=self._executor.targets, arenas=self._arenas)
@@ -475,7 +480,8 @@ class Scheduler:
         """A scheduler over the same devices and streams, with the same options and pins, but its own placement."""
         here = [target.device if target.owned else target.stream for target in self._targets]
         made = self._over(here, self._buffer_types, placement)
-        made._pins.update(self._pins)
+        for tensor, at in self._pins.items():
+            made.pin(tensor, self._targets[at].device)
         return made
 
     def _over(
@@ -526,11 +532,11 @@ class Scheduler:
             finally:
                 close_targets(self._executor.targets)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         if not all(target.device.survives_fork for target in self._targets):
             keep_forever([*self._programs.values(), *self._arenas])  # with objects of the driver in them
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         return self._executor.step_under_way()
 
 

@@ -115,8 +115,8 @@ class _Splitter:
         finally:
             SCOPE.reset(token)
         if made is not tensor:
-            if not made._name and made.op is tensor.op:
-                made._name, made._site = tensor._name, tensor._site
+            if not made.given_name and made.op is tensor.op:
+                made.given_name, made.built_at = tensor.given_name, tensor.built_at
             self.values.plain[tensor] = made
 
     def _home(self, tensor: Tensor) -> str:

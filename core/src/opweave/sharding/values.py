@@ -168,8 +168,8 @@ class Values:
             known.add(tensor)
             if not tensor.is_view:
                 self.pins[tensor] = device
-                if not tensor._name:
-                    tensor._name, tensor._site = like._name, like._site
+                if not tensor.given_name:
+                    tensor.given_name, tensor.built_at = like.given_name, like.built_at
             stack += tensor.srcs
         return made
 

@@ -242,7 +242,7 @@ def _scheduler(device: Device) -> Scheduler:
 
 def _pins(scheduler: Scheduler, graph: Graph, allowed: Allowed = ()) -> dict[Tensor, Device]:
     """Pins every node that the first device supports to it."""
-    target = scheduler._targets[0]
+    target = scheduler.targets[0]
     nodes = [node for node in graph.nodes if not node.is_view]
     able = Capabilities([target], graph.leaves, nodes, precisions_of(nodes, allowed))
     return {node: target.device for node in nodes if able.supports(target, node)}

@@ -149,7 +149,7 @@ class _Measuring:
             memory: dict[Device | str, BufferType] = {target.device: target.buffer_type for target in targets}
             scheduler = stack.enter_context(Scheduler(streams, buffer_types=memory))
             self.program: Final = scheduler.rebuild(program)
-            self._executor: Final = self.program._executor
+            self._executor: Final = self.program.executor
             self._time_all()
             self._stack: Final = stack.pop_all()
 
@@ -269,7 +269,7 @@ class _Measuring:
     def _work(self, items: Sequence[SplitStep], profile: Any) -> tuple[int, int, float]:
         """Bytes that a group reads and writes, without those that stay inside it; its flops, and the seconds that they
         take at the device's full speed."""
-        internal, capabilities = self.program._groups.internal, self.program.partition.assignment.capabilities
+        internal, capabilities = self.program.earlier.groups.internal, self.program.partition.assignment.capabilities
         total = flops = 0
         peak = 0.0
         read: set[Any] = set()

@@ -47,5 +47,5 @@ class Background:
         finally:
             self.ended.set()
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         return "building programs for buckets"

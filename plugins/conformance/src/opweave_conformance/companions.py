@@ -16,5 +16,5 @@ class SeparateMemory(ReferenceKernels):
     description = "references in memory of their own"
 
     def __init__(self) -> None:
-        self._name = "separate"
+        self.name = "separate"
         self.space = MemorySpace("separate")

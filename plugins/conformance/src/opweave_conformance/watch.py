@@ -32,7 +32,7 @@ def within(seconds: float, device: Device, ask: Callable[[], Result]) -> Result:
 
     Streams of ``device`` that were opened meanwhile then count as closed, so that nothing waits for their work.
     """
-    known = set(device._streams)
+    known = set(device.live_streams)
     results: list[Result] = []
 
     def perform() -> None:
@@ -47,8 +47,8 @@ def within(seconds: float, device: Device, ask: Callable[[], Result]) -> Result:
     if results:
         return results[0]
     frame = sys._current_frames().get(thread.ident or 0)
-    for stream in set(device._streams) - known:
-        stream._closed = True
+    for stream in set(device.live_streams) - known:
+        stream.closed = True
     return Result("failed", f"{HANGS}: after {seconds:g} s it is still in {_location(frame)}")
 
 

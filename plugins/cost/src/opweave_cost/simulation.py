@@ -39,7 +39,7 @@ class SimulatedDevice(Device):
     kind = Kind.GPU
 
     def __init__(self, name: str, like: Device | None, ops: Iterable[str] | None, memory: int, made: Any) -> None:
-        self._name = name
+        self.name = name
         self.like: Final = like
         self.space = MemorySpace(name)
         self.description = f"simulated, like {like.name}" if like is not None else "simulated"

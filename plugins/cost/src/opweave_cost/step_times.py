@@ -82,7 +82,7 @@ def measure_nodes(
 ) -> None:
     """`measure_steps` for some nodes of a graph, in its order; those whose kinds are known already are not measured."""
     with Scheduler(device, threads=threads) as scheduler:
-        target = scheduler._targets[0]
+        target = scheduler.targets[0]
         chosen = _chosen([n for n in nodes if n.op is not None and n.base is None], target, limit)
         if not chosen:
             return

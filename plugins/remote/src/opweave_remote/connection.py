@@ -275,9 +275,9 @@ class Connection:
         self._end.detach()
         self.fate.lose("the connection was closed", wanted=True)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._end.detach()
         self.fate.leave_to_parent()
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         return ""

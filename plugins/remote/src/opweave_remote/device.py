@@ -59,7 +59,7 @@ class RemoteDevice(Device):
         self.connection: Final = connection
         self.remote_name: Final = info.name
         self.id = f"{connection.name}/{info.name}"
-        self._name = f"remote:{self.id}"
+        self.name = f"remote:{self.id}"
         self.kind = info.kind
         self.description = info.description
         if info.hardware_id is not None:
@@ -69,7 +69,7 @@ class RemoteDevice(Device):
         self.alignment = info.alignment
         self.max_buffer_size = info.max_buffer_size
         self.raises_index_errors = info.raises_index_errors
-        self.space = connection.space(info.space, self._name)
+        self.space = connection.space(info.space, self.name)
         self.shared_spaces = tuple([connection.space(n, f"{connection.name}#{n}") for n in info.shared_spaces])
         self._features: Final = info.features
         self._answers: Final[dict[bytes, Answer]] = {}

@@ -103,10 +103,10 @@ class _Child:
         self.process.kill()
         self.process.wait()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._inherited = True
 
-    def _describe_pending(self) -> str:
+    def describe_pending(self) -> str:
         return f"process {self.process.pid}"
 
 

@@ -130,7 +130,7 @@ class RemoteStream(Stream):
             opened = self._link.call(Kind.OPEN, self.number, device.remote_name, params)
             self._fuses, self._lists = fields(opened, "??", "an opened stream")
         except BaseException:
-            self._closed = True  # there is nothing that the finaliser could close
+            self.closed = True  # there is nothing that the finaliser could close
             self._link.close()
             raise
 

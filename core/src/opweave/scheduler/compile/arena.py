@@ -28,24 +28,26 @@ class Arena:
     Attributes:
         target: whose memory it is.
         allocated: bytes taken so far, those given back included.
+        users: chunk -> how many leases it is in.
+        dropped: the chunks of leases that have ended.
     """
 
-    __slots__ = ("_dropped", "_users", "allocated", "target")
+    __slots__ = ("allocated", "dropped", "target", "users")
 
     def __init__(self, target: Target) -> None:
         self.target: Final = target
         self.allocated = 0
-        self._users: Final[dict[Buffer, int]] = {}  # chunk -> how many leases it is in
-        self._dropped: Final[deque[tuple[Buffer, ...]]] = deque()  # of leases that have ended
+        self.users: Final[dict[Buffer, int]] = {}
+        self.dropped: Final[deque[tuple[Buffer, ...]]] = deque()
 
     @property
     def nbytes(self) -> int:
-        return sum([chunk.size for chunk in list(self._users)])
+        return sum([chunk.size for chunk in list(self.users)])
 
     def capacities(self) -> list[int]:
         """The sizes of the chunks, for a plan that is taken right afterwards."""
         self.reclaim()
-        return [chunk.size for chunk in self._users]
+        return [chunk.size for chunk in self.users]
 
     def take(self, plan: ChunkPlan, *, tight: bool = False) -> Lease:
         """The chunks that a plan for the present `capacities` uses; those that are missing are allocated.
@@ -56,9 +58,9 @@ class Arena:
         Raises:
             AllocationError: the device has no room; what was there stays.
         """
-        held = list(self._users)
+        held = list(self.users)
         added = self._alloc(plan.sizes[len(held) :], spare=bool(held) and not tight)
-        self._users.update(dict.fromkeys(added, 0))
+        self.users.update(dict.fromkeys(added, 0))
         chunks = held + added
         return Lease(self, {index: chunks[index] for index in set(plan.chunks)})
 
@@ -80,19 +82,19 @@ class Arena:
 
     def reclaim(self) -> None:
         """Give back the chunks that no lease holds any more. Called with the executor's lock held."""
-        while self._dropped:
-            for chunk in self._dropped.popleft():
-                left = self._users.get(chunk, 0) - 1
+        while self.dropped:
+            for chunk in self.dropped.popleft():
+                left = self.users.get(chunk, 0) - 1
                 if left > 0:
-                    self._users[chunk] = left
-                elif self._users.pop(chunk, None) is not None:
+                    self.users[chunk] = left
+                elif self.users.pop(chunk, None) is not None:
                     chunk.free(wait=False)
 
     def free(self) -> None:
         """Give back all chunks, also those that programs still use."""
-        self._dropped.clear()
-        while self._users:
-            self._users.popitem()[0].free()
+        self.dropped.clear()
+        while self.users:
+            self.users.popitem()[0].free()
 
 
 class Lease:
@@ -110,7 +112,7 @@ class Lease:
         # An interrupt arrives between two chunks and not between these two lines, which call nothing: what `__del__`
         # gives back is what was counted.
         for index, chunk in chunks.items():
-            arena._users[chunk] += 1
+            arena.users[chunk] += 1
             self.chunks[index] = chunk
 
     def again(self) -> Lease:
@@ -127,4 +129,4 @@ class Lease:
         chunks = getattr(self, "chunks", None)  # an interrupt may end `__init__` before it is set
         if chunks:
             self.chunks = {}
-            self._arena._dropped.append(tuple(chunks.values()))
+            self._arena.dropped.append(tuple(chunks.values()))

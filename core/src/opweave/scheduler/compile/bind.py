@@ -237,12 +237,12 @@ def operands(
         else:
             handle = handles.get(storage)
             before = None if old is None else old[storage]
-            if before is not None and before[0] == operand and before[1]._lies_at(buffer, offset, handle):
+            if before is not None and before[0] == operand and before[1].lies_at(buffer, offset, handle):
                 made = before[1]
             else:
                 made = Arg(buffer, offset, dtype, shape, strides, handle, storage)
             if other is not None:
-                made._view = other._view
+                made.share_view(other)
             elif at is not None:
                 there[at] = made
         if known is None:

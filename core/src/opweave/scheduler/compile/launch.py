@@ -50,7 +50,7 @@ def bind_launch(
     ]
     outputs = [(i, arg(operand)) for i, operand in enumerate(partition.outputs) if operand is not None]
     for _, a in (*fed, *outputs):
-        if not a.is_dense or a.buffer is None or not stream._owns(a.buffer):
+        if not a.is_dense or a.buffer is None or not stream.owns(a.buffer):
             return None
     sizes = [sum([a.nbytes for _, a in part]) for part in (fed, outputs)]
     if max(sizes) > MOST_BYTES or any(feed.target not in (None, target) for feed in result.feeds.values()):

@@ -348,7 +348,7 @@ class _Lowering:
         result.calls = result.actions if flat is None else flat
         for buffer in {self.bindings.buffers[storage] for storage in self.partition.owners}:
             assert buffer is not None
-            buffer._add_dependent(result)
+            buffer.add_dependent(result)
 
     def _record(self, queue: int, index: int) -> Call:
         return partial(_record, self._stream(queue), self.result.events, index)
@@ -490,7 +490,7 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
     for call, action in zip(calls, actions, strict=True):
         starts.append(len(flat))
         if action.plan is not None:
-            flat += action.plan._calls or ()
+            flat += action.plan.calls
         elif isinstance(call, CallSequence):
             flat += call.calls
         else:

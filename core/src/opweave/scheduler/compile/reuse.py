@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from operator import is_
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
@@ -21,18 +21,36 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.run_list import RunList
+    from opweave.scheduler.compile.template import Template
     from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Partition, Split
 
 __all__ = ["EarlierProgram", "EarlierSlot"]
 
 
-class EarlierProgram(NamedTuple):
-    """A program that was built before; the graph of a new one may differ from its graph in sizes."""
+class EarlierProgram:
+    """What a program that was built before holds for later ones, whose graphs may differ from its graph in sizes."""
 
-    partition: Partition
-    groups: Groups
-    lists: Sequence[RunList]
+    __slots__ = ("_template", "groups", "lists", "partition")
+
+    def __init__(self, partition: Partition, groups: Groups, lists: Sequence[RunList]) -> None:
+        self.partition: Final = partition
+        self.groups: Final = groups
+        self.lists: Final = lists
+        self._template: tuple[Template | None] | None = None
+
+    @property
+    def template(self) -> Template | None:
+        """The structure of its graph, for building it in other sizes; ``None`` if that cannot be done by it."""
+        if self._template is None:
+            from opweave.scheduler.compile.template import Template  # most programs are built in one size
+
+            self._template = (Template.of(self.partition, self.groups),)
+        return self._template[0]
+
+    def take_template(self, template: Template | None) -> None:
+        """Use the template of a program of the same structure."""
+        self._template = (template,)
 
     def is_alike(self, partition: Partition) -> bool:
         """Whether storages and steps of both have the same numbers on the same targets."""
@@ -61,7 +79,7 @@ class EarlierProgram(NamedTuple):
         if before is None:
             return None
         actions = self.lists[slot].actions.actions
-        plans = {a.split.index: a.plan._calls for a in actions if a.plan is not None and a.split is not None}
+        plans = {a.split.index: a.plan.calls for a in actions if a.plan is not None and a.split is not None}
         return EarlierSlot(self, before, bindings, plans)
 
 

@@ -210,7 +210,7 @@ class CallList:
         plan = action.plan
         if self.starts is None or plan is None or not isinstance(error, Exception) or isinstance(error, Cancelled):
             return action, error
-        return action, plan.stream._step_error(plan, step, error)
+        return action, plan.stream.step_error(plan, step, error)
 
     def position(self, index: int) -> tuple[Action, int | None]:
         """The action to which call number ``index`` belongs, and which of its groups that is, if the call is of one."""
@@ -280,18 +280,18 @@ class RunList:
         self.streams: list[Stream] = []
         self.caller: CallerRuns | None = None
 
-    def _invalidate(self, why: str) -> None:
+    def invalidate(self, why: str) -> None:
         """Called by a buffer that its calls use, when its memory is given back."""
         self.ended = self.ended or why
 
     keeps_copies: Final = False
     """Its plans may do."""
 
-    def _refresh(self, token: object) -> None:
+    def refresh(self, token: object) -> None:
         """Called when read-only memory was written. Does nothing: the plans are told themselves."""
 
-    def _give_up(self) -> None:
-        """Called when the memory of leaves is given up, after `_invalidate`, while nothing is under way."""
+    def give_up(self) -> None:
+        """Called when the memory of leaves is given up, after `invalidate`, while nothing is under way."""
         self.close()
 
     def forget_events(self) -> None:

@@ -325,7 +325,7 @@ class _OwnHost(HostDevice):
     """An object of its own: what it says of signatures is not what the host says in schedulers that were given it."""
 
     def __init__(self) -> None:
-        self._name = "host"
+        self.name = "host"
 
 
 class HostTarget(Target):
@@ -412,7 +412,7 @@ def open_targets(
                                      "give the device, or device.open(worker=True)")  # fmt: skip
             target = Target(index, stream, kind, owned=stream is not item, repack=limits[index])
             if target.owned and not stream.is_async:
-                stream._submission = ownership
+                stream.submission = ownership
             targets.append(target)
         if rest:
             raise SchedulerError(f"buffer types for devices that are not here: {', '.join(rest)}")

@@ -133,7 +133,7 @@ class Executor:
             # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
             before = ownership.thread
             if before and before != thread:
-                raise self.targets[0].stream._busy_error()
+                raise self.targets[0].stream.busy_error()
             run = feed = None
             started = False
             rest = iter(calls.calls)
@@ -502,7 +502,7 @@ class Executor:
             self._completion_thread.close()
             self._completion_thread.ended.wait()  # without the lock, which the runs take
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self.inherited = self.closed = True
         self._ready = self._last = None
         self.ownership.remaining = None

@@ -91,7 +91,7 @@ def step_under_way(targets: Sequence[Target], ownership: Submission, programs: I
     """
     streams = [s.inner if isinstance(s, WorkerStream) else s for target in targets for s in target.streams]
     lists = [run_list for program in programs for run_list in program.lists]
-    for submission in [*(stream._submission for stream in streams), ownership]:
+    for submission in [*(stream.submission for stream in streams), ownership]:
         latest = submission.latest()
         if latest is not None:
             calls, index = latest
@@ -99,10 +99,11 @@ def step_under_way(targets: Sequence[Target], ownership: Submission, programs: I
                 if run_list.calls.calls is calls:
                     return _text(*run_list.calls.position(index))
                 for action in run_list.actions.actions:
-                    if action.plan is not None and action.plan._calls is calls:
+                    if action.plan is not None and action.plan.calls is calls:
                         return _text(action, index)
     return next(
-        (f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s._finished < s._sequence), ""
+        (f"work on {t.name}" for t in targets for s in t.streams if s.is_async and s.progress.unfinished),
+        "",
     )
 
 

@@ -167,7 +167,7 @@ def serve(out: int) -> None:
             buffers = -1
             if asked["count"]:
                 gc.collect()
-                buffers = sum(b.size for device in devices for b in list(device._buffers) if not b.freed)
+                buffers = sum(b.size for device in devices for b in list(device.live_buffers) if not b.freed)
             answers.write(json.dumps({"kind": kind, "reason": reason, "reached": reached, "buffers": buffers}) + "\n")
             answers.flush()
     os._exit(0)  # without waiting for what a failed script left

@@ -58,12 +58,12 @@ def _failing(stream: Stream, nth: int = 0) -> Iterator[None]:
     def fail() -> None:
         raise Planted("planted")
 
-    right = stream._launch
-    stream._launch = launch  # type: ignore[method-assign]
+    right = stream.make_calls
+    stream.make_calls = launch  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del stream._launch
+        del stream.make_calls
 
 
 def _works_here(program: Program, device: Device) -> None:
@@ -247,8 +247,8 @@ def _(subject: Subject) -> None:
         gc.collect()
         device = subject.device
         return {
-            "buffers": sum(not buffer.freed for buffer in device._buffers),
-            "streams": sum(not stream.closed for stream in device._streams),
+            "buffers": sum(not buffer.freed for buffer in device.live_buffers),
+            "streams": sum(not stream.closed for stream in device.live_streams),
             "threads": threading.active_count(),
         }
 

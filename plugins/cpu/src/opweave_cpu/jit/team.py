@@ -125,7 +125,7 @@ class Team:
         """Have threads that wait leave."""
         self._slots[self.count * _WORDS] += 1
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         for slot in range(self.count):
             self._slots[slot * _WORDS] = _AWAY
 

@@ -67,7 +67,7 @@ class BoundLaunch:
             self._targets = [b.host_bytes(offset, size) for b, offset, size in self._writes]
             self._sources = [b.host_bytes(offset, size) for b, offset, size in self._reads]
         for buffer in {b for b, _, _ in (*self._writes, *self._reads)}:
-            buffer._add_dependent(self)
+            buffer.add_dependent(self)
 
     def run(self, reader: FrameReader) -> tuple[Sequence[memoryview], float]:
         """Take the message's data, run the plans, and wait for them. Returns what was read, and the seconds it took.
@@ -104,7 +104,7 @@ class BoundLaunch:
             self._answer = ticket, encode(Kind.DATA, ticket, size=sum([size for _, _, size in self._reads]))
         return self._answer[1]
 
-    def _invalidate(self, why: str) -> None:
+    def invalidate(self, why: str) -> None:
         """Called by a buffer when its memory is given back."""
         self._ended = why
         self._targets, self._sources = None, []  # views of memory keep it
@@ -112,11 +112,11 @@ class BoundLaunch:
     keeps_copies: Final = False
     """The plans may do."""
 
-    def _refresh(self, token: object) -> None:
+    def refresh(self, token: object) -> None:
         """Called when read-only memory was written: the plans are dependents too, and do what is needed."""
 
-    def _give_up(self) -> None:
-        """Called when the memory is replaced, after `_invalidate`: there is nothing else to release."""
+    def give_up(self) -> None:
+        """Called when the memory is replaced, after `invalidate`: there is nothing else to release."""
 
 
 def _ranges(session: Session, rows: Any, *, write: bool) -> list[tuple[Buffer, int, int]]:
