@@ -23,6 +23,7 @@ CIRCLES = {
     "combined.device combined.function",
     "graph.graph graph.pickling",
     "ops.blocks ops.codebook_blocks",
+    "ops.codebook_encoding ops.encoding",
     "registry.catalog registry.loading",
 }
 """Modules that name each other, most of them in annotations only: what a device, its streams and its memory are, what

@@ -290,6 +290,8 @@ class _Drawing:
             tensor = operand.tensor(name)
         except OpweaveError:  # blocks allow few layouts
             tensor = operand._replace(layout="contiguous").tensor(name)
+        if tensor.memory.size > 4 * max(self.budget, tensor.size):  # windows of long and thin operands, along all axes
+            tensor = operand._replace(layout="contiguous").tensor(name)
         memory, seed = tensor.memory, int(rng.integers(1 << 16))
         values = leaf_array(operand, memory.shape, seed)
         kind = "state" if operand.state else str(rng.choice(("input", "weight", "constant"), p=(0.6, 0.3, 0.1)))
