@@ -7,24 +7,24 @@ view that reaches out of the bytes of its source, raise `FormatError`. Values of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any, Final, get_args
 
 import numpy as np
 
 from opweave.errors import FormatError, SchedulerError, UnknownNameError
 from opweave.graph.arrays import host_array
+from opweave.graph.attribute_rules import check_attributes
 from opweave.graph.attributes import decode_attrs
 from opweave.graph.container import aligned, unpack
 from opweave.graph.dtypes import DTYPES, DType, as_dtype, u8
 from opweave.graph.layout import Shape, Strides, check_shape, nbytes, span
 from opweave.graph.leaf import Leaf, LeafKind
-from opweave.graph.opdef import OPS, OpDef
+from opweave.graph.opdef import OPS
 from opweave.graph.saving import array_shape
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, input, new_leaf, node, view_node
 
-__all__ = ["check_types", "decode", "leaf_tensor"]
+__all__ = ["decode", "leaf_tensor"]
 
 Array = np.ndarray[Any, Any]
 _NEW: Final = "(being loaded)"
@@ -99,7 +99,7 @@ class _Loader:
             raise UnknownNameError("operation", row["op"], OPS, hint)
         srcs = tuple([self.tensors[_number(i, len(self.tensors))] for i in _list(row["srcs"], int)])
         attrs = decode_attrs(row["attrs"])
-        check_types(op, attrs)
+        check_attributes(op, attrs, srcs)
         token = SCOPE.set(_NEW)
         try:
             if op.is_view:
@@ -210,19 +210,3 @@ def _window(row: dict[str, Any], shape: Shape, source: Tensor, attrs: dict[str, 
     if not fits:
         raise FormatError(f"the view {row['op']} does not fit into {source.root.describe()}")
     return strides, offset
-
-
-_TYPES: Final[dict[Any, tuple[type, ...]]] = {
-    "float": (float, int, bool), "bool": (bool,), "int": (int,), "str": (str,), "DType": (DType,),
-}  # fmt: skip
-"""The types of attributes by their annotation. An attribute annotated as float may be an integer or a bool: the value
-that fills a tensor of integers or bools."""
-
-
-def check_types(op: OpDef, attrs: dict[str, Any]) -> None:
-    """Raise `FormatError` for an attribute of another type than the annotation in the shape rule, where that is one of
-    `_TYPES`."""
-    for name, parameter in signature(op.infer).parameters.items():
-        kinds = _TYPES.get(parameter.annotation)
-        if parameter.kind is parameter.KEYWORD_ONLY and kinds is not None and type(attrs.get(name)) not in kinds:
-            raise FormatError(f"{op.name} has the attribute {name}={attrs.get(name)!r:.40}, not {parameter.annotation}")

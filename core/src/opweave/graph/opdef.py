@@ -138,6 +138,7 @@ class OpDef:
         runs_like: name of an operation that takes about as long for the same bytes and operations; its measurements
             predict the cost of this operation if it has none of its own. Default: ``"add"``.
         samples: returns the nodes with which profiles measure the operation; ``None``: it is not measured.
+        attributes: names of attributes that both ``infer`` and ``reference`` take as ``**`` only.
         sources: how many sources it has; 0 where that differs.
         examples: for an operation that works element by element on operands of one type, those that conformance tests
             make its cases of.
@@ -165,6 +166,7 @@ class OpDef:
     runs_like: str = "add"
     samples: Callable[[], Iterable[Sample]] | None = None
     gradient: Gradient | None = None
+    attributes: tuple[str, ...] = ()
     sources: int = 0
     examples: tuple[Example, ...] = ()
     build: Callable[..., Tensor] | None = field(default=None, init=False)

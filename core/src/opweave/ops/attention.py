@@ -102,6 +102,7 @@ def attention_samples() -> list[Tensor]:
 ATTENTION: Final = OpDef(
     "attention",
     infer=_attention_infer,
+    attributes=tuple(AttentionOptions.__annotations__),
     reference=_attention,
     flops=lambda out: 2 * (out.srcs[0].size + out.size) * out.srcs[1].shape[2],
     formula="softmax(cap(scale · q kᵀ) + slope · mask) v, cap(s) = soft_cap · tanh(s / soft_cap)",

@@ -70,6 +70,7 @@ ATTENTION_BACKWARD: Final = define_op(
     OpDef(
         "attention_backward",
         infer=_backward_infer,
+        attributes=tuple(AttentionOptions.__annotations__),
         reference=_backward,
         flops=_backward_flops,
         formula="(s k, sᵀ q, pᵀ dy), p = softmax(cap(scale · q kᵀ) + slope · mask), d = dy vᵀ, "

@@ -69,11 +69,16 @@ _MAX: Final = "y[n, c, i] = max_k x[n, c, stride · i + dilation · k − paddin
 _MEAN: Final = "y[n, c, i] = Σ_k x[n, c, stride · i + k − padding] / count"
 
 
+_WINDOW: Final = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+_AVERAGE: Final = (*_WINDOW, "count_include_pad", "divisor")
+
+
 def _define(op: str, rank: int, reference: Callable[..., Array], more_flops: int, formula: str, **facts: Any) -> OpDef:
     """The definition of a pooling, with one operation for each element of a window and ``more_flops`` for a result."""
     return OpDef(
         op,
         infer=_pool_infer(op, rank),
+        attributes=_WINDOW if op.startswith("max") else _AVERAGE,
         reference=reference,
         flops=lambda out: out.size * (prod(out.attrs["kernel_size"]) + more_flops),
         formula=formula,
@@ -337,6 +342,7 @@ AVG_POOL_BACKWARD: Final = define_op(
     OpDef(
         "avg_pool_backward",
         infer=_avg_backward_infer,
+        attributes=_AVERAGE,
         reference=_avg_pool_backward,
         flops=lambda out: out.srcs[0].size * (prod(out.attrs["kernel_size"]) + 1),
         formula="dx[n, c, j] = Σ_i dy[n, c, i] / count, over the windows i of avg_pool in which j lies",

@@ -183,6 +183,7 @@ def _rope(
 ROPE: Final = OpDef(
     "rope",
     infer=_rope_infer,
+    attributes=("attn_factor", "base", "beta_fast", "beta_slow", "ext_factor", "original_context", "scale"),
     reference=_rope,
     inplace=(0,),
     indices=(1,),

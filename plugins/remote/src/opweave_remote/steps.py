@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from opweave.contract import Arg, Buffer, Group, Step
 from opweave.errors import FormatError, OpweaveError
+from opweave.graph.attribute_rules import check_attributes
 from opweave.graph.attributes import decode_attrs, encode_attrs
 from opweave.graph.dtypes import DTYPES
 from opweave.graph.layout import check_shape, span
 from opweave.graph.leaf import Leaf
-from opweave.graph.loading import check_types
 from opweave.graph.opdef import OPS, OpDef
 from opweave.graph.precision import PRECISIONS
 from opweave.graph.tensor import Tensor, new_leaf
@@ -129,10 +129,11 @@ def _decode_step(value: Any, find: Find | None) -> Step:
 
 def _check_rule(op: OpDef, step: Step) -> None:
     """Refuse a step whose result is not what the operation's shape rule gives."""
-    check_types(op, dict(step.attrs))
     operands = [_leaf(step.out, "state"), *[_leaf(arg, "input") for arg in step.srcs]]
+    srcs = operands if op.writes else operands[1:]
+    check_attributes(op, step.attrs, srcs)
     try:
-        shape, dtype = op.infer(*(operands if op.writes else operands[1:]), **step.attrs)
+        shape, dtype = op.infer(*srcs, **step.attrs)
     except OpweaveError:
         raise
     except Exception as error:  # shape rules expect attributes as builders make them, and fail in any way for others

@@ -155,7 +155,7 @@ def _on_device(scheduler: Scheduler, program: Program, graph: Graph, feeds: Mapp
     found: dict[str, Any] = dict(feeds)
     for name, tensor in _inputs(graph.outputs).items():
         nodes = [t for t in graph.nodes if not t.is_view and t.size and any(s.root is tensor for s in t.srcs)]
-        readers = {program.device_of(t).name for t in nodes}
+        readers = {program.device_of(t).name for t in nodes} & {device.name for device in scheduler.devices}
         if len(readers) != 1 or tensor.dtype.is_quantized or not tensor.size:
             continue
         copied, reader = copy(tensor), readers.pop()
