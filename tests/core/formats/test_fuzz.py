@@ -8,10 +8,12 @@ makes the reader take much more memory than the file has bytes.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import struct
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from safetensors.torch import save_file
 
 import opweave as ow
 from opweave.formats.gguf import read_gguf
+from opweave.formats.load import read_tensors
 from opweave.formats.safetensors import read_safetensors
 from tests.support.files import RNG, write_gguf
 
@@ -174,3 +177,34 @@ def test_random_bytes(tmp_path, suffix):
         (tmp_path / f"x{suffix}").write_bytes((b"GGUF\3\0\0\0" if suffix == ".gguf" else b"") + rng.randbytes(size))
         with pytest.raises(ow.FormatError):
             ow.load_weights(tmp_path / f"x{suffix}")
+
+
+def test_indices_and_files_of_a_model_in_several(tmp_path):
+    """One of the files or the index is mutated, or gone: tensors are read as they are in their files, or an error of
+    ours is raised."""
+    names = [f"m-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for i, name in enumerate(names):
+        save_file({f"t{i}": torch.full((3,), float(i)), f"u{i}": torch.zeros(2, i)}, tmp_path / name)
+    places = {f"{kind}{i}": name for i, name in enumerate(names) for kind in "tu"}
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 24}, "weight_map": places}))
+    seeds = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    rng, taken = random.Random(0), 0
+    for case in range(CASES):
+        path = rng.choice([index, index, *seeds])
+        content = (mutated if path == index or case % 2 else with_mutated_header)(seeds[path], rng)
+        path.unlink() if case % 50 == 0 else path.write_bytes(content)
+        for place in (tmp_path, index, tmp_path / names[0]):
+            errors = (ow.OpweaveError,) if place.exists() else (ow.OpweaveError, FileNotFoundError)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ow.OpweaveWarning)
+                try:
+                    found = read_tensors(place)
+                    values = {name: found[name] for name in found}
+                except errors:
+                    continue
+            taken += 1
+            if path == index or not index.is_file():
+                assert all(set(np.ravel(value).tolist()) <= {0.0, 1.0} for value in values.values())
+        path.write_bytes(seeds[path])
+    assert 0 < taken < 3 * CASES

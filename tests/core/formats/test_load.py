@@ -103,7 +103,7 @@ def test_names_choose_by_pattern(tmp_path):
 @pytest.fixture
 def sharded(tmp_path):
     first, second = arrays("a", "b"), arrays("c")
-    save_file({**first, "beside": np.ones(1, F)}, tmp_path / "model-1.safetensors", {"format": "np"})
+    save_file(first, tmp_path / "model-1.safetensors", {"format": "np"})
     save_file(second, tmp_path / "model-2.safetensors", {"format": "other", "more": "yes"})
     places = dict.fromkeys(first, "model-1.safetensors") | dict.fromkeys(second, "model-2.safetensors")
     write_index(tmp_path, places)
@@ -123,6 +123,18 @@ def test_a_folder_with_an_index(sharded):
         loaded = ow.load_weights(path)
         same(loaded, given)
         assert loaded.metadata == {"total_size": 144, "format": "np", "more": "yes"}
+
+
+def test_what_an_index_does_not_name_is_left_out_with_a_warning(sharded):
+    folder, given = sharded
+    first = {name: given[name] for name in ("a", "b")}
+    save_file({**first, "beside": np.ones(1, F)}, folder / "model-1.safetensors")
+    with pytest.warns(ow.OpweaveWarning, match="the tensor 'beside' in model-1.safetensors is left out") as told:
+        same(ow.load_weights(folder), given)
+    assert told[0].filename == __file__
+    save_file({**first, "c": np.ones(1, F), "beside": np.ones(1, F)}, folder / "model-1.safetensors")
+    with pytest.warns(ow.OpweaveWarning, match="'beside' in model-1.safetensors and 1 more are left out"):
+        same(ow.load_weights(folder), given)  # the c of the other file
 
 
 def test_the_index_named_model_counts(sharded):

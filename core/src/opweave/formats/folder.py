@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from opweave.errors import FormatError, UnknownNameError
 from opweave.formats.tensor_file import TensorFile, parse_json
+from opweave.warning import warn_caller
 
 __all__ = ["INDEX", "SeveralFiles", "read_folder", "read_index", "read_model"]
 
@@ -170,23 +171,29 @@ def _united(folder: Path, opened: Mapping[Path, Tensors], metadata: Mapping[str,
 
 
 def read_index(index: Path, read: Read) -> SeveralFiles:
-    """The tensors that an index names (``*.safetensors.index.json``), from the files beside it.
+    """The tensors that an index names (``*.safetensors.index.json``), from the files beside it. Warns where these files
+    have others, which are left out.
 
     Raises:
         FormatError: the index is not valid, or names files or tensors that are not there.
         OSError: a file cannot be read.
     """
     places, own = _weight_map(index)
+    there = {other.name for other in index.parent.iterdir() if other.is_file()}
     opened: dict[str, Tensors] = {}
     for name, file in places.items():
         if not isinstance(file, str) or file in ("", ".", "..") or PurePath(file).name != file or "\\" in file:
             raise FormatError(f"{index}: tensor {name!r} is in {file!r:.80}, which is no name of a file beside it")
         if file not in opened:
-            if not (index.parent / file).is_file():
+            if file not in there:
                 raise FormatError(f"{index} names the file {file!r:.80}, which is not there")
             opened[file] = read(index.parent / file)
         if name not in opened[file]:
             raise FormatError(f"{index}: there is no tensor {name!r} in {file}")
+    if beside := [(name, file) for file, tensors in opened.items() for name in tensors if places.get(name) != file]:
+        (name, file), count = beside[0], len(beside)
+        more = f" and {count - 1} more are" if count > 1 else " is"
+        warn_caller(f"{index}: the tensor {name!r} in {file}{more} left out, since the index does not name it")
     return SeveralFiles({name: opened[file] for name, file in places.items()}, _joined(opened.values(), own))
 
 

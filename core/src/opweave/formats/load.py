@@ -43,8 +43,9 @@ def load_weights(
 
     Args:
         path: a file of safetensors or GGUF, or of a format that a plugin reads (the hook ``opweave_formats``); an index
-            (``*.safetensors.index.json``) or a folder with one: the tensors that it names; any other folder: those of
-            all files of weights in it. One file of a model in several (``m-00001-of-00003.gguf``) stands for all.
+            (``*.safetensors.index.json``) or a folder with one: the tensors that it names, with an `OpweaveWarning`
+            where its files have others; any other folder: those of all files of weights in it. One file of a model in
+            several (``m-00001-of-00003.gguf``) stands for all.
         device: where to keep them; a device, or glob patterns, as of `opweave.weights`.
         names: a glob pattern, or several: only tensors whose name matches one of them.
         dtype: as of `opweave.weights`. Tensors of f8_e4m3, f8_e5m2 and f8_e8m0 need it, because no device but ``host``
