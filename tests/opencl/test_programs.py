@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pyopencl as cl
 import pytest
@@ -65,6 +68,31 @@ def test_programs_are_built_once(device):
     assert device.programs.get("outer", {"MORE": "1"}) is first
     assert len(device.programs) == count
     assert device.programs.get("outer", {"MORE": "2"}) is not first
+
+
+def test_a_device_keeps_the_latest_programs_and_kernels_keep_theirs(device):
+    """As many as are asked for: with ever new sources the number of programs, and of their texts, has a bound."""
+    text = "__kernel void f(__global int *out) {{ out[0] = {}; }}"
+    kept = program.Programs(device.name, device.context, device.cl_device, kept=4)
+    first = kept.generated(text.format(0), {})
+    kernel = kernel_objects.new_kernel(first, "f")
+    for i in range(1, 12):
+        kept.generated(text.format(i), {})
+        assert kept.generated(text.format(1), {"USED": "1"}) is kept.generated(text.format(1), {"USED": "1"})
+        assert len(kept) <= 4
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+    queue = cl.CommandQueue(device.context, device.cl_device)
+    out = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 4)
+    kernel.set_arg(0, out)
+    cl.enqueue_nd_range_kernel(queue, kernel, (1,), (1,))
+    result = np.full(1, -1, np.int32)
+    cl.enqueue_copy(queue, result, out)
+    queue.finish()
+    assert result[0] == 0
+    assert program.code.cache_info().maxsize is not None
 
 
 @pytest.mark.usefixtures("_files")

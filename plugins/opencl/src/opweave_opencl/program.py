@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, lru_cache
 from importlib.resources import files
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -19,10 +20,14 @@ from opweave_opencl.properties import identity
 if TYPE_CHECKING:
     import pyopencl as cl
 
-__all__ = ["OPTIONS", "Programs", "compiled", "source"]
+__all__ = ["KEPT", "OPTIONS", "Programs", "compiled", "source"]
 
 OPTIONS: Final = "OPWEAVE_OPENCL_BUILD_OPTIONS"
 """Environment variable: options for the driver's compiler, such as ``-cl-opt-disable``."""
+
+KEPT: Final = 256
+"""Built programs that a device keeps. Kernels of open programs keep theirs beyond that; one that is asked for again is
+loaded from the cache on disk, which takes milliseconds."""
 
 _INCLUDE: Final = re.compile(r'#include "([\w.]+)"(?:\s*//.*)?')
 
@@ -47,7 +52,7 @@ def expanded(file: str, text: str) -> str:
     return "\n".join(lines)
 
 
-@cache
+@lru_cache(128)  # all files; generated texts come and go
 def code(text: str) -> str:
     """``text`` with each include replaced by that file, and without comments, indentation and blank lines.
 
@@ -77,6 +82,7 @@ class Programs:
         device: pyopencl's.
         binaries: where built programs are kept; ``None``: in the user's cache folder.
         options: for the driver's compiler; ``None``: as `OPTIONS` says.
+        kept: how many are kept: the latest.
     """
 
     def __init__(
@@ -86,7 +92,9 @@ class Programs:
         device: cl.Device,
         binaries: BinaryCache | None = None,
         options: str | None = None,
+        kept: int = KEPT,
     ) -> None:
+        self._kept = kept
         self._name = name
         self._context = context
         self._device = device
@@ -94,7 +102,7 @@ class Programs:
         self._options = os.environ.get(OPTIONS, "") if options is None else options
         # Not of the number of compute units: parts of a device run what was built for the whole (clBuildProgram).
         self._identity = ("3", *identity(device))  # "3": of the layout of the cache
-        self._built: dict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = {}
+        self._built: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], cl.Program] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -106,8 +114,7 @@ class Programs:
         Raises:
             KernelBuildError: the driver's compiler refuses it.
         """
-        program = self._built.get((name, tuple(macros.items())))
-        return program or self._add(name, f"{name}.cl", source(f"{name}.cl"), macros)
+        return self._find(name, f"{name}.cl", source(f"{name}.cl"), macros)
 
     def generated(self, text: str, macros: Mapping[str, str]) -> cl.Program:
         """A source that was generated, built with the given macros.
@@ -115,14 +122,21 @@ class Programs:
         Raises:
             KernelBuildError: the driver's compiler refuses it.
         """
-        return self._built.get((text, tuple(macros.items()))) or self._add(text, "generated.cl", text, macros)
+        return self._find(text, "generated.cl", text, macros)
 
-    def _add(self, name: str, file: str, text: str, macros: Mapping[str, str]) -> cl.Program:
+    def _find(self, name: str, file: str, text: str, macros: Mapping[str, str]) -> cl.Program:
         key = (name, tuple(macros.items()))
+        program = self._built.get(key)
+        if program is not None:
+            with suppress(KeyError):  # another thread has just dropped it
+                self._built.move_to_end(key)
+            return program
         with self._lock:
             program = self._built.get(key)
             if program is None:
                 program = self._built[key] = self.build(file, text, macros)
+            while len(self._built) > self._kept:
+                self._built.popitem(last=False)
         return program
 
     def build(self, name: str, text: str, macros: Mapping[str, str] | None = None) -> cl.Program:
