@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["crashing", "features", "products", "version"]
+__all__ = ["crashing", "features", "products", "quantized", "version"]
 
 Array = np.ndarray[Any, Any]
 
@@ -140,6 +140,16 @@ class _Tiles:
 @cache
 def _tiles() -> _Tiles:
     return _Tiles()
+
+
+def quantized(number: int, values: Array, importance: Array | None, nbytes: int) -> Array:
+    """Rows quantized by ``ggml_quantize_chunk`` to the type of that number, of so many bytes altogether."""
+    chunk = ctypes.CDLL(str(next(_folder().glob("libggml-base.*")))).ggml_quantize_chunk
+    chunk.restype, chunk.argtypes = c_size_t, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)
+    out = np.empty(nbytes, np.uint8)
+    weights = None if importance is None else importance.ctypes.data
+    chunk(number, values.ctypes.data, out.ctypes.data, 0, *values.shape, weights)
+    return out
 
 
 def products(name: str, data: Array, x: Array, threads: int) -> dict[str, Callable[[], Array]]:

@@ -44,7 +44,7 @@ STEPS: Final = tuple([step / 8 for step in range(-8, 9)])
 """The scales that are tried: the value of a part that is largest in magnitude, or for types with offsets the width of
 the range of its values, divided by the largest integer of the type plus one of these numbers."""
 
-IQ4_ENDS: Final = tuple([end - 2 * step for end in (-127, 113) for step in range(-8, 9)])
+IQ4_ENDS: Final = tuple([end - 6 * step for end in (-127, 113) for step in range(-4, 5)])
 """For iq4_nl and iq4_xs, whose levels are not symmetric, the largest value is divided by each of these numbers."""
 
 EQUAL: Final = np.float32(2.0**-16)
@@ -135,16 +135,25 @@ def inverse_of(x: Array) -> Array:
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
 
 
-def _half_steps(x: Array, highest: int) -> tuple[Array, Array]:
-    """Scale and integers 0 .. 2 · highest - 1. The value of largest magnitude, of several the first, becomes 0."""
+def _half_steps(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
+    """Scale and integers 0 .. 2 · highest - 1. The value of largest magnitude, of several the first, becomes 0; with
+    importances they are fitted."""
+    if importance is not None:
+        scale, q = _one_scale(x, importance, _signed(highest))
+        return scale, (q + highest).astype(np.uint8)
     largest = np.take_along_axis(x, np.abs(x).argmax(1, keepdims=True), 1)
     scale = largest / np.float32(-highest)
     q = np.trunc(x * inverse_of(scale) + np.float32(highest + 0.5))
     return scale, np.minimum(q, 2 * highest - 1).astype(np.uint8)
 
 
-def _steps(x: Array, highest: int) -> tuple[Array, Array, Array]:
-    """Scale, offset and integers 0 .. highest: 0 for the smallest value, ``highest`` for the largest one."""
+def _steps(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array, Array]:
+    """Scale, offset and integers 0 .. highest: 0 for the smallest value, ``highest`` for the largest one; with
+    importances they are fitted."""
+    if importance is not None:
+        scale, offset = map(_as_half, _fit_with_offset(x[:, None], importance[:, None], highest, signed=True))
+        q = np.clip(np.rint((x + offset) * inverse_of(scale)), 0, highest)
+        return scale, np.float32(0) - offset, q.astype(np.uint8)
     # The smallest of 0.0 and -0.0 may be either; adding 0.0 makes it 0.0 on every device.
     low, high = x.min(1, keepdims=True) + np.float32(0), x.max(1, keepdims=True) + np.float32(0)
     scale = (high - low) / np.float32(highest)
@@ -166,33 +175,16 @@ def _one_scale(x: Array, importance: Array | None, integers: _Integers) -> tuple
     return scale, integers.nearest(x * inverse_of(scale))
 
 
-def _half_steps_weighed(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array]:
-    """`_half_steps`, and fitted where importances are given."""
-    if importance is None:
-        return _half_steps(x, highest)
-    scale, q = _one_scale(x, importance, _signed(highest))
-    return scale, (q + highest).astype(np.uint8)
-
-
-def _steps_weighed(x: Array, importance: Array | None, highest: int) -> tuple[Array, Array, Array]:
-    """`_steps`, and fitted where importances are given."""
-    if importance is None:
-        return _steps(x, highest)
-    scale, offset = map(_as_half, _fit_with_offset(x[:, None], importance[:, None], highest, signed=True))
-    q = np.clip(np.rint((x + offset) * inverse_of(scale)), 0, highest)
-    return scale, np.float32(0) - offset, q.astype(np.uint8)
-
-
 @_encodes("q4_0")
 def _q4_0(x: Array, importance: Array | None, out: Array) -> None:
-    scale, q = _half_steps_weighed(x, importance, 8)
+    scale, q = _half_steps(x, importance, 8)
     store(out, "d", scale)
     store(out, "q", packed(q, 4, 16))
 
 
 @_encodes("q4_1")
 def _q4_1(x: Array, importance: Array | None, out: Array) -> None:
-    scale, low, q = _steps_weighed(x, importance, 15)
+    scale, low, q = _steps(x, importance, 15)
     store(out, "d", scale)
     store(out, "m", low)
     store(out, "q", packed(q, 4, 16))
@@ -205,14 +197,14 @@ def _store_five_bits(out: Array, q: Array) -> None:
 
 @_encodes("q5_0")
 def _q5_0(x: Array, importance: Array | None, out: Array) -> None:
-    scale, q = _half_steps_weighed(x, importance, 16)
+    scale, q = _half_steps(x, importance, 16)
     store(out, "d", scale)
     _store_five_bits(out, q)
 
 
 @_encodes("q5_1")
 def _q5_1(x: Array, importance: Array | None, out: Array) -> None:
-    scale, low, q = _steps_weighed(x, importance, 31)
+    scale, low, q = _steps(x, importance, 31)
     store(out, "d", scale)
     store(out, "m", low)
     _store_five_bits(out, q)
@@ -259,13 +251,14 @@ def _nvfp4(x: Array, importance: Array | None, out: Array) -> None:
 
 def _e2m1_index(x: Array, steps: Array) -> Array:
     """The numbers of the levels of `E2M1` that are nearest to values, for steps of shape (blocks, 1)."""
-    levels = steps * E2M1.astype(np.float32)
-    error, q = np.abs(levels[:, :1] - x), np.zeros(x.shape, np.uint8)
-    for i in range(1, 16):
-        other = np.abs(levels[:, i : i + 1] - x)
-        better = other < error
-        error, q = np.where(better, other, error), np.where(better, np.uint8(i), q)
-    return q
+    levels = steps * E2M1[:8].astype(np.float32)
+    before = size = np.minimum(np.abs(x), levels[:, 7:])
+    q = np.zeros(x.shape, np.uint8)
+    for i in range(1, 8):
+        error = np.abs(levels[:, i : i + 1] - size)
+        q += error < before
+        before = error
+    return q | ((x < 0) & (q > 0)).astype(np.uint8) << 3
 
 
 # --- 256 elements of three levels -----------------------------------------------------------------------------------

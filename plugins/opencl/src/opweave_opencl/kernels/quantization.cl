@@ -144,8 +144,8 @@ static inline int nearest(const float x, const int highest)
     return result;
 }
 #define LEVEL(q) levels[q]
-#define TRIALS 34
-#define END(i) ((i < 17 ? -127.0f : 113.0f) - 2 * (i % 17 - 8))
+#define TRIALS 18
+#define END(i) ((i < 9 ? -127.0f : 113.0f) - 6 * (i % 9 - 4))
 #else
 static inline int nearest(const float x, const int highest)
 {
@@ -286,13 +286,15 @@ static inline void with_offsets(const float *x, const float *weight, const int h
 static inline void nearest_e2m1(const float *x, const float step, const int n, uchar *q)
 {
     for (int i = 0; i < n; i++) {
-        float error = fabs(x[i]);
-        q[i] = 0;
-        for (int k = 1; k < 16; k++) {
-            const int size = k & 7, level = size < 4 ? size : size < 6 ? 2 * size - 4 : 4 * size - 16;
-            const float other = fabs(step * (k < 8 ? level : -level) - x[i]);
-            if (other < error) error = other, q[i] = k;
+        const float size = fmin(fabs(x[i]), step * 12);
+        float before = size;
+        int k = 0;
+        for (int j = 1; j < 8; j++) {
+            const float error = fabs(step * (j < 4 ? j : j < 6 ? 2 * j - 4 : 4 * j - 16) - size);
+            k += error < before;
+            before = error;
         }
+        q[i] = x[i] < 0 && k ? k + 8 : k;
     }
 }
 

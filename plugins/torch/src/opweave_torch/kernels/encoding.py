@@ -174,12 +174,13 @@ def _nvfp4(x: Tensor, importance: Tensor | None) -> Sequence[Tensor]:
 
 
 def _e2m1_index(x: Tensor, step: Tensor) -> Tensor:
-    error, q = x.abs(), torch.zeros_like(x)  # as of the first level, 0
-    for i, level in enumerate(E2M1.tolist()):
-        other = (step * level - x).abs()
-        better = other < error
-        error, q = torch.where(better, other, error), torch.where(better, float(i), q)
-    return q
+    before = size = torch.minimum(x.abs(), step * 12)
+    q = torch.zeros_like(x)
+    for level in E2M1[1:8].tolist():
+        error = (step * level - size).abs()
+        q += error < before
+        before = error
+    return torch.where((x < 0) & (q > 0), q + 8, q)
 
 
 # --- 256 elements of three levels -----------------------------------------------------------------------------------
