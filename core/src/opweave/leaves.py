@@ -16,7 +16,7 @@ from opweave.contract.memory import Usage
 from opweave.errors import DTypeError, SchedulerError, ShapeError, UnknownNameError
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
-from opweave.graph.dtypes import DTypeLike, as_dtype, f32
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import is_foreign
 from opweave.graph.layout import check_shape
 from opweave.graph.leaf import Leaf, Spec
@@ -164,18 +164,13 @@ def weights(
     """
     if not isinstance(arrays, Mapping):
         raise DTypeError(f"weights are made from a mapping of names to arrays, not of {type(arrays).__name__}")
-    named: dict[str, Tensor] = {}
-    token = object()
     narrow = None if dtype is None else as_dtype(dtype)
     if narrow is not None and not narrow.is_float:
         raise DTypeError(f"dtype is a float type, to which floating-point arrays are converted, not {narrow}")
-    for name, given in arrays.items():
-        value = _unwrapped(str(name), given)
-        if narrow is not None and isinstance(value, Tensor) and value.dtype.is_float:
-            value = read_leaf(value)  # from its device
-        if narrow is not None and isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
-            value = value.astype(narrow.numpy, copy=False)
-        named[str(name)] = _weight(str(name), value, token)
+    token = object()
+    named = {
+        str(name): _weight(str(name), _narrowed(str(name), given, narrow), token) for name, given in arrays.items()
+    }
     group = Weights(named)
     devices = _matched(group, device, "device", _resolve_or_split)
     memories = _matched(group, buffer_type, "buffer_type", lambda memory: memory)
@@ -207,6 +202,18 @@ def weights(
             buffer.free()
         raise
     return group
+
+
+def _narrowed(name: str, given: Any, narrow: DType | None) -> Any:
+    """The value of a weight; floats converted to ``narrow``, if that is a type."""
+    value = _unwrapped(name, given)
+    if narrow is None:
+        return value
+    if isinstance(value, Tensor) and value.dtype.is_float:
+        value = read_leaf(value)  # from its device
+    if isinstance(value, np.ndarray) and as_dtype(value.dtype).is_float:
+        return value.astype(narrow.numpy, copy=False)
+    return value
 
 
 def _matched(group: Weights, given: Any, argument: str, checked: Callable[[Any], T]) -> dict[str, T]:

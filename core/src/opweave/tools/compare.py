@@ -172,9 +172,7 @@ def compare(
     rounding = checked_precision(precision)
     if script is not None:
         check_writable(script)
-    bounds = {**ALLOWED, **allowed} if isinstance(allowed, Mapping) else ALLOWED
-    if isinstance(allowed, (int, float)):
-        bounds = dict.fromkeys(ALLOWED, float(allowed))
+    bounds = _bounds(allowed)
     result = Comparison(one.name, other.name)
     graph = Graph(outputs)
     leaves, precisions = graph.leaves, precisions_of(graph.nodes, rounding)
@@ -230,6 +228,13 @@ def _wanted(computed: Sequence[Tensor], nodes: Iterable[Tensor] | Callable[[Tens
     for node in wanted - set(computed):
         raise SchedulerError(f"{node.describe()} is not computed by this graph")
     return wanted
+
+
+def _bounds(allowed: Mapping[str, float] | float | None) -> Mapping[str, float]:
+    """dtype or precision -> the error up to which results count as equal."""
+    if isinstance(allowed, Mapping):
+        return {**ALLOWED, **allowed}
+    return dict.fromkeys(ALLOWED, float(allowed)) if isinstance(allowed, (int, float)) else ALLOWED
 
 
 def _device(where: Device | str) -> Device:

@@ -110,6 +110,24 @@ class _AccessHistory:
         self.readers[first:last] = [p[3] for p in pieces]
 
 
+def _latest_touched(
+    act: Act, point: _Point, memories: dict[object, _AccessHistory], clock: Sequence[int]
+) -> dict[int, _Point]:
+    """Of each other queue the latest act on the same bytes that this one does not know to be complete."""
+    wanted: dict[int, _Point] = {}
+    for access in act.accesses:
+        history = memories.get(access.memory)
+        if history is None:
+            history = memories[access.memory] = _AccessHistory()
+        for earlier in history.touch(access, point):
+            other = earlier.queue
+            if other != act.queue and other != HOST_QUEUE and earlier.nth > clock[other]:
+                best = wanted.get(other)
+                if best is None or best.nth < earlier.nth:
+                    wanted[other] = earlier
+    return wanted
+
+
 def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = True) -> list[list[list[Need]]]:
     """For every act of every slot's list, what it has to wait for.
 
@@ -139,17 +157,7 @@ def find_waits(slots: Sequence[Sequence[Act]], queues: int, overlapping: bool = 
                     clock[:] = map(max, clock, clocks[HOST_QUEUE])
                 counts[queue] += 1
                 point = _Point(queue, counts[queue], slot, index)
-                wanted: dict[int, _Point] = {}
-                for access in act.accesses:
-                    history = memories.get(access.memory)
-                    if history is None:
-                        history = memories[access.memory] = _AccessHistory()
-                    for earlier in history.touch(access, point):
-                        other = earlier.queue
-                        if other != queue and other != HOST_QUEUE and earlier.nth > clock[other]:
-                            best = wanted.get(other)
-                            if best is None or best.nth < earlier.nth:
-                                wanted[other] = earlier
+                wanted = _latest_touched(act, point, memories, clock)
                 needs: list[Need] = []
                 # The latest first: waiting for it may make the others unnecessary.
                 for earlier in sorted(wanted.values(), key=lambda p: -sum(known[p.queue, p.nth])):

@@ -335,12 +335,17 @@ class _Lowering:
             elif index in awaited and last is not None:
                 calls.append(self._record(queue, index))
                 actions.append(Action("event", self.targets[queue % len(self.targets)], last))
+        self._choose_calls(calls, actions, single=len(lists) == 1)
+
+    def _choose_calls(self, calls: list[Call], actions: list[Action], *, single: bool) -> None:
+        """Take the list of calls into the result: as it is, flattened, or as one call."""
+        result = self.result
         result.actions = CallList(calls, actions)
         # Where nothing is queued, not even an upload, each call is complete when it returns.
         flat = None if result.streams else _flattened(calls, actions)
         if not result.streams:
             read_in_place(result, self.partition, self.arg)
-        if result.streams and len(lists) == 1 and self.show is None:
+        if result.streams and single and self.show is None:
             flat = bind_launch(result, self.partition, actions, self.arg)
             if flat is not None:
                 result.streams.clear()

@@ -333,14 +333,7 @@ def fitted(
         else:
             return ready
         ready.clear()
-    if feeds is not None and not isinstance(feeds, Mapping):
-        what = type(feeds).__name__
-        raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
-    given: dict[Any, Any] = {}
-    if feeds is not None:
-        given = {key.key or key.name if isinstance(key, Tensor) else key: value for key, value in feeds.items()}
-    if named:
-        given.update(named)
+    given = {**_by_name(feeds), **named}
     for name, feed in run_list.feeds.items():
         value = given.pop(name, None)
         if value is None:
@@ -354,6 +347,14 @@ def fitted(
         name = str(next(iter(given)))
         raise UnknownNameError("input of this program", name, run_list.feeds)
     return ready
+
+
+def _by_name(feeds: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    """Fed values by the names of inputs."""
+    if feeds is not None and not isinstance(feeds, Mapping):
+        what = type(feeds).__name__
+        raise SchedulerError(f"values are fed as {{input or its name: array}}, or by name, not as {what}")
+    return {key.key or key.name if isinstance(key, Tensor) else key: value for key, value in (feeds or {}).items()}
 
 
 def snapshot(values: Sequence[tuple[Feed, Any]], *, all_: bool = False) -> list[tuple[Feed, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
@@ -235,34 +235,11 @@ def explain(
             source, target = ends_of(partition, copy)
             line = _copy_line(copy.tensor, copy.cause, copy.nbytes, source, target, copy.ids is not None)
             lines.append(line if copy.kind is None else line.replace("copy", copy.kind, 1))
-        shown = rows.get(split.index, [])
-        width = max((len(r.node) for r in shown), default=0)
-        cut = _middle(shown, share)
-        for i, row in enumerate(shown):
-            if cut and cut[0] <= i < cut[1]:
-                if i == cut[0]:
-                    lines.append(f"    ... {cut[1] - cut[0]} more ...")
-                continue
-            used.add(row.cause)
-            line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
-            if row.precision != "exact":
-                line += f"  in {row.precision}"
-            if row.repacked:
-                line += f"  weights in {row.repacked}"
-            if row.seconds is not None:
-                line += f"  {human_time(row.seconds)}"
-            lines.append(line.rstrip())
-            lines += [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
+        lines += _node_lines(rows.get(split.index, []), share, used)
         for copy in split.write_backs:
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
-    for tensor in partition.source.sharded:
-        assert tensor.leaf is not None
-        assert tensor.leaf.shards is not None
-        shards = tensor.leaf.shards
-        parts = zip(shards.devices, shards.parts, strict=True)
-        each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)
-        lines.append(f"shards {tensor.name} {tensor.dtype}{list(tensor.shape)}, axis {shards.axis}: {each}")
+    lines += map(_shards_line, partition.source.sharded)
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
     for name, use in (memory or {}).items():
@@ -279,11 +256,7 @@ def explain(
     whole = remarks_on(partition)
     if whole:
         lines += ["remarks:", *(f"    {remark}" for remark in whole)]
-    copied = {copy.cause for copy in partition.copies}
-    meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in used]
-    meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in copied]
-    if meanings:
-        lines += ["causes:", *(f"    {m}" for m in meanings)]
+    lines += _meanings(used, {copy.cause for copy in partition.copies})
     memory = memory or {}
     return Explanation(
         text="\n".join(lines),
@@ -295,6 +268,42 @@ def explain(
         predicted=predicted,
         remarks=whole,
     )
+
+
+def _node_lines(shown: Sequence[NodeRow], share: int, used: set[str]) -> Iterator[str]:
+    """The lines of a split's nodes, the first and the last ones of many; their causes are added to ``used``."""
+    width = max((len(row.node) for row in shown), default=0)
+    cut = _middle(shown, share)
+    for i, row in enumerate(shown):
+        if cut and cut[0] <= i < cut[1]:
+            if i == cut[0]:
+                yield f"    ... {cut[1] - cut[0]} more ..."
+            continue
+        used.add(row.cause)
+        line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
+        if row.precision != "exact":
+            line += f"  in {row.precision}"
+        if row.repacked:
+            line += f"  weights in {row.repacked}"
+        if row.seconds is not None:
+            line += f"  {human_time(row.seconds)}"
+        yield line.rstrip()
+        yield from [f"        not on {device}: {reason}" for device, reason in row.refusals.items()]
+
+
+def _meanings(causes: Set[str], of_copies: Set[str]) -> list[str]:
+    meanings = [f"[{cause}] {CAUSES[cause]}" for cause in CAUSES if cause in causes]
+    meanings += [f"({cause}) {COPY_CAUSES[cause]}" for cause in COPY_CAUSES if cause in of_copies]
+    return ["causes:", *(f"    {meaning}" for meaning in meanings)] if meanings else []
+
+
+def _shards_line(tensor: Tensor) -> str:
+    assert tensor.leaf is not None
+    assert tensor.leaf.shards is not None
+    shards = tensor.leaf.shards
+    parts = zip(shards.devices, shards.parts, strict=True)
+    each = ", ".join(f"{device} {part.shape[shards.axis]}" for device, part in parts)
+    return f"shards {tensor.name} {tensor.dtype}{list(tensor.shape)}, axis {shards.axis}: {each}"
 
 
 def ends_of(partition: Partition, copy: Copy) -> tuple[str, str]:

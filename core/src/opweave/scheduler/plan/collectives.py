@@ -187,14 +187,19 @@ def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[
             ends[end] = Exchange(what, found[0], (), tuple(members))
             groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end
     for group in groups.values():
-        first = ends[next(iter(group.values()))]
-        together = tuple([group.get(name) for name in first.what.devices])
-        for end in group.values():
-            if _fits(known, together):
-                ends[end] = ends[end]._replace(together=together)
-            else:
-                del ends[end]
+        _join(group, ends, known)
     return Exchanges(ends, _absorbed(source.graph, {end: known[end] for end in ends}))
+
+
+def _join(group: Mapping[str, Tensor], ends: dict[Tensor, Exchange], known: Mapping[Tensor, Collective]) -> None:
+    """Let one call compute the ends of a group, device -> end, if they fit together; else none of them is exchanged."""
+    first = ends[next(iter(group.values()))]
+    together = tuple([group.get(name) for name in first.what.devices])
+    for end in group.values():
+        if _fits(known, together):
+            ends[end] = ends[end]._replace(together=together)
+        else:
+            del ends[end]
 
 
 def _absorbed(graph: Graph, replaced: Mapping[Tensor, Collective]) -> set[Tensor]:

@@ -184,26 +184,31 @@ class RunsInFlight(deque[Run]):
             if other is run:
                 return
 
+    def _failed_with(self, run: Run) -> list[Run]:
+        """The runs in flight that have failed, or were ended early, and ``run``, which has; others end well."""
+        failed: list[Run] = []
+        for other in [*self, run]:
+            if other.ended or other in failed:
+                continue
+            if other is run:
+                failed.append(run)
+                continue
+            try:
+                other.wait()
+            except Exception:
+                failed.append(other)
+            else:
+                if other.cancel_reason:
+                    failed.append(other)
+                else:
+                    other.ended = True
+        return failed
+
     def settle(self, run: Run, error: BaseException, action: Action | None) -> BaseException:
         """Make everything usable again after a run failed, and with it those in flight; returns what to raise."""
         from opweave.scheduler.run.failures import settle_failure  # most programs never fail
 
-        failed = []
-        for other in [*self, run]:
-            if other.ended or other in failed:
-                continue
-            if other is not run:
-                try:
-                    other.wait()
-                except Exception:
-                    failed.append(other)
-                else:
-                    if other.cancel_reason:
-                        failed.append(other)
-                    else:
-                        other.ended = True
-            else:
-                failed.append(run)
+        failed = self._failed_with(run)
         splits: list[Split] = []
         for other in failed:
             last = action.split if other is run and action is not None else None
