@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.ops.codebooks import codebook
-from opweave.ops.encoding import STEPS, inverse_of, packed, store, times, tree_sum
+from opweave.ops.encoding import STEPS, best_scales, inverse_of, packed, store, times, tree_sum
 
 __all__ = ["encode_entries"]
 
@@ -69,16 +69,11 @@ def encode_entries(name: str, x: Array, importance: Array | None, out: Array) ->
         """Σ w x q and Σ w q² of each part."""
         return _sums(weighted * q), _sums(times(q, weights) * q)
 
-    # The scales of parts: as `opweave.ops.encoding` fits those of other types.
-    largest = sizes.max((0, 3))
-    scales, best = largest - largest, np.zeros_like(largest)  # NaN where a value is not finite
     # Values that are almost equal are the lowest level of all: more codebooks have that entry than that of the highest.
-    for end in (codes.min(), *[np.float32(codes.max() * (1 + step / 5)) for step in STEPS[::4]]):
-        q = codes.take(_nearest(name, sizes, weights, np.where(largest == 0, np.float32(0), end / largest)), 1)
-        product, square = products(q)
-        scale = np.where(square > 0, product / square, np.float32(0))
-        better = scale * product > best
-        best, scales = np.where(better, scale * product, best), np.where(better, scale, scales)
+    ends = [codes.min(), *[codes.max() * (1 + step / 5) for step in STEPS[::4]]]
+    scales = best_scales(
+        sizes.max((0, 3)), ends, lambda inverse: products(codes.take(_nearest(name, sizes, weights, inverse), 1))
+    )
     unit = scales.max(1, keepdims=True) / np.float32(31)
     for _ in range(2):
         odd = 2 * np.clip(np.rint((scales * inverse_of(unit) - 1) / 2), 0, 15) + 1

@@ -24,8 +24,8 @@ from opweave.graph.dtypes import DType
 from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3, Array, fields_of
 
 __all__ = [
-    "ENCODED", "EQUAL", "FITTED", "IQ4_ENDS", "OF_ENTRIES", "STEPS", "WEIGHED", "encode", "encode_into", "inverse_of",
-    "packed", "store", "times", "tree_sum",
+    "ENCODED", "EQUAL", "FITTED", "IQ4_ENDS", "OF_ENTRIES", "STEPS", "WEIGHED", "best_scales", "encode", "encode_into",
+    "inverse_of", "packed", "store", "times", "tree_sum",
 ]  # fmt: skip
 
 OF_ENTRIES: Final = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs")
@@ -338,29 +338,30 @@ _IQ4: Final = _Integers(IQ4_ENDS, _iq4_nearest)
 
 
 def _fit(x: Array, importance: Array | None, integers: _Integers) -> Array:
-    """Scales of parts.
-
-    Args:
-        x: f32, shape (blocks, parts, elements); importance the same, or ``None`` for 1.
-
-    Returns:
-        f32, shape (blocks, parts).
-    """
+    """Scales of parts, for values and importances of shape (blocks, parts, elements)."""
     low, high = x.min(-1), x.max(-1)
-    largest = np.where(-low > high, low, high)
-    scales, best = largest - largest, np.zeros_like(largest)  # NaN where a value is not finite
     weighted = times(x, importance)
-    for end in integers.ends:
-        inverse = np.where(largest == 0, np.float32(0), np.float32(end) / largest)
+
+    def products(inverse: Array) -> tuple[Array, Array]:
         q = integers.nearest(x * inverse[..., None])
-        product, square = tree_sum(weighted * q), tree_sum(times(q, importance) * q)
+        return tree_sum(weighted * q), tree_sum(times(q, importance) * q)
+
+    return best_scales(np.where(-low > high, low, high), integers.ends, products)
+
+
+def best_scales(largest: Array, ends: Iterable[float], products: Callable[[Array], tuple[Array, Array]]) -> Array:
+    """The scales of least squares with the smallest error, of parts with these values of largest magnitude, which are
+    scaled to one of the ``ends`` after the other. ``products`` returns Σ w x q and Σ w q² for inverse scales, where q
+    are the integers they give. All are f32 of shape (blocks, parts)."""
+    scales, best = largest - largest, np.zeros_like(largest)  # NaN where a value is not finite
+    for end in ends:
+        product, square = products(np.where(largest == 0, np.float32(0), np.float32(end) / largest))
         # The error is Σ w x² - (Σ w x q)² / Σ w q².
         scale = np.where(square > 0, product / square, np.float32(0))
         less = scale * product
         better = less > best
         best, scales = np.where(better, less, best), np.where(better, scale, scales)
-    fitted: Array = scales
-    return fitted
+    return np.asarray(scales)
 
 
 def _fit_with_offset(x: Array, importance: Array | None, highest: int, *, signed: bool = False) -> tuple[Array, Array]:
