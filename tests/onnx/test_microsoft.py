@@ -44,6 +44,14 @@ def test_fused_products(ta, tb, alpha):
     check("FusedMatMul", {"a": a, "b": b}, "y", transA=ta, transB=tb, alpha=alpha)
 
 
+@pytest.mark.parametrize(("ta", "tb"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("ba", "bb"), [(1, 0), (0, 1), (1, 1)])
+def test_fused_products_of_batches_that_come_second(ta, tb, ba, bb):
+    a, b = floats(2, 6, *((4, 3) if ta else (3, 4))), floats(2, 6, *((5, 4) if tb else (4, 5)))
+    feeds = {"a": np.moveaxis(a, -2, 0).copy() if ba else a, "b": np.moveaxis(b, -2, 0).copy() if bb else b}
+    check("FusedMatMul", feeds, "y", transA=ta, transB=tb, transBatchA=ba, transBatchB=bb)
+
+
 def test_normalization_of_sums():
     feeds = {"x": floats(2, 3, 8), "skip": floats(2, 3, 8)}
     weights = {"gamma": floats(8), "beta": floats(8), "bias": floats(8)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -126,6 +127,38 @@ def test_joining(dtype, axis):
     check("QLinearConcat", feeds, names, known, quanta=1, axis=axis)
 
 
+@pytest.mark.parametrize("with_zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [F32, np.float16])
+def test_rows_of_quantized_tables(bits, dtype, with_zeros):
+    rows, length, block = 7, 48, 32
+    packed = 8 // bits
+    known = {
+        "table": integers(np.uint8, rows, length // packed),
+        "scales": RNG.uniform(0.01, 0.02, (rows, 2)).astype(dtype),
+    }
+    names = "table ids scales"
+    if with_zeros:
+        known["zeros"] = integers(np.uint8, rows, 2 // packed)
+        names += " zeros"
+    for ids in (np.array([[0, 6, -1], [3, 3, 2]]), np.array([5], I32)):
+        check("GatherBlockQuantized", {"ids": ids}, names, known, bits=bits, block_size=block, quantize_axis=1)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2)])
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+def test_rows_of_tables_of_4_bits(kind, axes):
+    gathered, along = axes
+    table = integers(np.int8, 33, 18, 20).astype(kind)
+    shape = [-(-n // 16) if i == along else n for i, n in enumerate(table.shape)]
+    known = {"table": table, "scales": RNG.uniform(0.01, 0.02, shape).astype(F32),
+             "zeros": RNG.integers(0, 7, shape).astype(kind)}  # fmt: skip
+    for names in ("table ids scales", "table ids scales zeros"):
+        used = {name: known[name] for name in names.split() if name != "ids"}
+        check("GatherBlockQuantized", {"ids": np.array([[4, 0], [17, 9]])}, names, used, gather_axis=gathered,
+              quantize_axis=along, block_size=16)  # fmt: skip
+
+
 # --- pools ----------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +182,41 @@ def test_means_of_windows(dtype, last, more):
         x = integers(dtype, *shape)
         check("QLinearAveragePool", {"x": x.transpose(0, 2, 3, 1).copy() if last else x}, "x xs xz ys yz", known,
               quanta=1, kernel_shape=[3, 2], channels_last=last, **more)  # fmt: skip
+
+
+@TYPES
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("axes", [[1], [-1, 0], [0, 1, 2]])
+def test_means_over_axes(dtype, keep, axes):
+    """Against NumPy: ONNX Runtime has the schema, and no kernel for the CPU."""
+    known = quantized_as(dtype, "high", "middle", 0.011)
+    x = integers(dtype, 3, 5, 7)
+    proto = model([node("QLinearReduceMean", "x xs xz ys yz", "y", domain="com.microsoft", axes=axes, keepdims=keep)],
+                  [value("x", dtype, x.shape)], ["y"], known)  # fmt: skip
+    mean = ((x.astype(float) - known["xz"]) * 0.02).mean(tuple(axes), keepdims=bool(keep))
+    limits = np.iinfo(dtype)
+    want = np.clip(np.round(mean / 0.011) + known["yz"], limits.min, limits.max)
+    for placement in PLACEMENTS:
+        with opweave_onnx.load(proto, placement) as loaded:
+            (got,) = loaded.run({"x": x}).values()
+        assert (got.dtype, got.shape) == (np.dtype(dtype), want.shape)
+        assert np.abs(got - want).max() <= 1
+
+
+# --- convolutions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize(("dtype", "weights"), [(np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)])
+@pytest.mark.parametrize("more", [{}, {"strides": [2, 1], "pads": [1, 0, 2, 1]}, {"group": 2}, {"dilations": [2, 1]}])
+def test_convolutions_of_channels_first_and_last(dtype, weights, last, more):
+    x = integers(dtype, 2, 4, 7, 9)
+    known = {"xs": scale(0.02), "xz": end(dtype, "high"),
+             "w": weights_of_8_bits(RNG, weights, (6, 4 // more.get("group", 1), 3, 2)),
+             "ws": RNG.uniform(0.01, 0.02, 6).astype(F32), "wz": np.full(6, 3 if weights == np.uint8 else 0, weights),
+             "ys": scale(0.2), "yz": end(dtype, "middle"), "b": RNG.integers(-1000, 1000, 6).astype(I32)}  # fmt: skip
+    feeds = {"x": np.moveaxis(x, 1, -1).copy() if last else x}
+    check("QLinearConv", feeds, "x xs xz w ws wz ys yz b", known, quanta=1, channels_last=last, **more)
 
 
 # --- products -------------------------------------------------------------------------------------------------------

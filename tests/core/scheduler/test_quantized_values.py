@@ -175,3 +175,30 @@ def test_what_is_refused():
         ow.write(s, ow.quantize(np.ones((2, 64)), "q8_0"))
     with pytest.raises(ow.LayoutError, match="only serves as the right operand of matmul"):
         ow.Graph(ow.quantize(x, "q8_0").T)
+
+
+def test_quantized_inputs_take_blocks(devices):
+    array = values(4, 64)
+    blocks = ow.quantize(array, "q8_0")
+    x = ow.input("x", (4, 64), "q8_0")
+    want = ow.dequantize(blocks)
+    with ow.Scheduler(list(dict.fromkeys([*devices, ow.device("host")]))) as scheduler:
+        program = scheduler.build(x.astype("f32"))
+        for fed in (blocks, blocks.data.reshape(4, -1)):
+            assert np.array_equal(program.run(x=fed), want)
+            assert np.array_equal(program.submit(x=fed).result(), want)
+        assert np.array_equal(program.run({x: blocks._replace(data=blocks.data.ravel())}), want)
+
+
+def test_blocks_that_do_not_fit_are_refused_with_the_input_named():
+    blocks = ow.quantize(values(4, 64), "q8_0")
+    with ow.Scheduler("host") as scheduler:
+        run = scheduler.build(ow.input("x", (4, 64), "q8_0").astype("f32")).run
+        with pytest.raises(ow.DTypeError, match=r"'x' q8_0.* takes q8_0, not q4_0"):
+            run(x=ow.quantize(values(4, 64), "q4_0"))
+        with pytest.raises(ow.ShapeError, match=r"'x' q8_0.* takes other shapes than q8_0\[8, 32\]"):
+            run(x=ow.quantize(values(8, 32), "q8_0"))
+        with pytest.raises(ow.ShapeError, match=r"cannot feed input 'x'.* takes 272 bytes, not 271"):
+            run(x=blocks._replace(data=blocks.data.ravel()[1:]))
+        with pytest.raises(ow.DTypeError, match=r"'y' f32.* takes f32, not q8_0"):
+            scheduler.build(ow.input("y", (4, 64)) * 2.0).run(y=blocks)

@@ -59,6 +59,7 @@ FusedConv 2-4 1-1 activation:STRING activation_params:FLOATS auto_pad:STRING dil
 FusedGemm 2-3 1-1 activation:STRING activation_alpha:FLOAT activation_beta:FLOAT activation_gamma:FLOAT alpha:FLOAT
   beta:FLOAT transA:INT transB:INT
 FusedMatMul 2-2 1-1 alpha:FLOAT transA:INT transB:INT transBatchA:INT transBatchB:INT
+GatherBlockQuantized 3-4 1-1 bits:INT block_size:INT gather_axis:INT quantize_axis:INT
 Gelu 1-1 1-1
 GroupQueryAttention 7-16 1-4 causal:INT=1 do_rotary:INT k_quant_type:STRING=NONE kv_cache_bit_width:INT
   kv_num_heads:INT! local_window_size:INT num_heads:INT! qk_norm_epsilon:FLOAT qk_output:INT=0 rotary_interleaved:INT

@@ -19,6 +19,7 @@ from opweave.errors import (
     UnknownNameError,
     UnsupportedOpError,
 )
+from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign, is_on_host
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import Adopted
@@ -58,16 +59,19 @@ class Feed:
 
     def fit(self, value: Any) -> Array | Adopted:
         """``value`` as an array of the input's shape. Arrays must have its dtype; Python numbers are converted. An
-        array in the memory of the input's device stays there.
+        array in the memory of the input's device stays there. Of `Blocks`, for quantized inputs, their bytes.
 
         Raises:
             DTypeError, ShapeError: it does not fit.
+            LayoutError: rows of `Blocks` do not consist of whole blocks.
         """
         if isinstance(value, Tensor):
             raise DTypeError(f"{self.tensor.describe()} is fed with arrays, not with tensors")
         if isinstance(value, Adopted):
             self._check_memory(value)
             return value
+        if isinstance(value, Blocks):
+            return self._bytes_of(value)
         foreign = is_foreign(value)
         adopted = self._adopted(value) if foreign else None
         if adopted is not None:
@@ -87,6 +91,15 @@ class Feed:
         if array.shape != self.shape:
             raise ShapeError(f"{self.tensor.describe()} takes shape {self.shape}, not {array.shape}")
         return array
+
+    def _bytes_of(self, blocks: Blocks) -> Array:
+        """The bytes of a quantized array; raises the errors of `fit`."""
+        data, shape, dtype = checked_blocks(blocks, f"cannot feed {self.tensor.describe()}")
+        if dtype is not self.tensor.dtype:
+            raise DTypeError(f"{self.tensor.describe()} takes {self.tensor.dtype}, not {dtype}")
+        if data.shape != self.shape:
+            raise ShapeError(f"{self.tensor.describe()} takes other shapes than {dtype}{list(shape)}")
+        return data
 
     def _check_memory(self, value: Adopted) -> None:
         """Raise `DTypeError` where an imported array is not in the memory of the input's device."""

@@ -13,6 +13,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
 from opweave_onnx.operators.activation import activated
 from opweave_onnx.operators.host import host_operation
+from opweave_onnx.operators.movement import with_axis_at
 from opweave_onnx.operators.table import MICROSOFT, operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
@@ -78,8 +79,8 @@ def _fused_gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Te
 
 @operator("FusedMatMul", domain=MICROSOFT)
 def _fused_matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    if call.get("transBatchA", 0) or call.get("transBatchB", 0):
-        raise call.refuse("transBatchA and transBatchB are not supported")
+    a = with_axis_at(a, 0, -2) if call.get("transBatchA", 0) else a
+    b = with_axis_at(b, 0, -2) if call.get("transBatchB", 0) else b
     a = ow.swapaxes(a, -1, -2) if call.get("transA", 0) and a.ndim > 1 else a
     b = ow.swapaxes(b, -1, -2) if call.get("transB", 0) and b.ndim > 1 else b
     alpha = call.get("alpha", 1.0)

@@ -14,7 +14,7 @@ from opweave_onnx.operators.table import operator
 from opweave_onnx.tensors import Array
 from opweave_onnx.trace import Call
 
-__all__ = ["axes_of", "axis_of", "flat_from", "shape_of"]
+__all__ = ["axes_of", "axis_of", "flat_from", "shape_of", "with_axis_at"]
 
 
 def axis_of(x: Any, axis: int, rank: int | None = None) -> int:
@@ -23,6 +23,14 @@ def axis_of(x: Any, axis: int, rank: int | None = None) -> int:
     if not -n <= axis < n:
         raise ShapeError(f"there is no axis {axis} among {n}")
     return axis % n if n else 0
+
+
+def with_axis_at(x: Tensor, axis: int, place: int) -> Tensor:
+    """The tensor with one axis moved to another place; NumPy's ``moveaxis``."""
+    order = list(range(x.ndim))
+    axis = order.pop(axis_of(x, axis))
+    order.insert(axis_of(x, place), axis)
+    return ow.transpose(x, tuple(order))
 
 
 def axes_of(call: Call, x: Any, given: Any, rank: int | None = None) -> tuple[int, ...] | None:

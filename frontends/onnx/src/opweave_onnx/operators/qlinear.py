@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import opweave as ow
 from opweave.errors import ShapeError
-from opweave.graph.dtypes import f32
+from opweave.graph.dtypes import f32, u8
 from opweave.graph.tensor import Tensor
 from opweave_onnx.operators.attention import attended_by_parts
+from opweave_onnx.operators.indexing import from_front
 from opweave_onnx.operators.matmul import integer_product
-from opweave_onnx.operators.movement import axis_of, flat_from
+from opweave_onnx.operators.movement import axis_of, flat_from, taken, with_axis_at
 from opweave_onnx.operators.normalization import embedded
 from opweave_onnx.operators.pooling import average_pool
 from opweave_onnx.operators.quantization import requantized, rounded, zeroed
@@ -87,14 +90,19 @@ def _softmax(call: Call, x: Tensor) -> Tensor:
 def _average_pool(call: Call, x: Tensor) -> Tensor:
     if not call.get("channels_last", 0):
         return average_pool(call, x)
-    first = ow.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
-    return ow.transpose(average_pool(call, first), (0, *range(2, x.ndim), 1))
+    return with_axis_at(average_pool(call, with_axis_at(x, -1, 1)), 1, -1)
 
 
 @_unary("QLinearGlobalAveragePool")
 def _global_average_pool(call: Call, x: Tensor) -> Tensor:
     last = bool(call.get("channels_last", 0))
     return ow.mean(x, tuple(range(1, x.ndim - 1) if last else range(2, x.ndim)), True)
+
+
+@_unary("QLinearReduceMean")
+def _mean(call: Call, x: Tensor) -> Tensor:
+    axes = tuple([axis_of(x, axis) for axis in call.get("axes", ())])
+    return ow.mean(x, axes or None, bool(call.get("keepdims", 1)))
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
@@ -113,6 +121,45 @@ def _where(
     # Each value is requantized before one of two is chosen, so that a NaN is never made.
     a, b = (_quantized(_floats(*part), scale, zero, x) for part in ((x, x_scale, x_zero), (y, y_scale, y_zero)))
     return ow.where(condition, a, b)
+
+
+@operator("GatherBlockQuantized", domain=MICROSOFT)
+def _gather_blocks(call: Call, x: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+    """Rows of a table whose blocks along another axis have a scale each."""
+    axis, along = axis_of(x, call.get("gather_axis", 0)), axis_of(x, call.get("quantize_axis", 1))
+    bits, block = call.get("bits", 4), call.get("block_size", 128)
+    if axis == along:
+        raise ShapeError(f"rows are gathered and quantized along one axis, {axis}")
+    if x.dtype is u8 and bits == 4 and along != x.ndim - 1:
+        raise ShapeError(f"numbers of 4 bits lie in bytes along the last axis, not along axis {along}")
+    middle = 1 << (bits - 1) if x.dtype is u8 else 0
+    ids = from_front(call, ids, x.shape[axis])
+    values = taken(_numbers(call, x, bits), ids, axis).astype("i32")
+    place = along + (ids.ndim - 1 if along > axis else 0)
+
+    def spread(v: Tensor) -> Tensor:
+        repeated = ow.repeat(taken(v, ids, axis), block, place)
+        return repeated[tuple([slice(n) for n in values.shape])]
+
+    shift: Any = middle if zeros is None else spread(_numbers(call, zeros, bits)).astype("i32")
+    result: Tensor = (values - shift).astype(f32) * spread(scales).astype(f32)
+    return result.astype(scales.dtype)
+
+
+def _numbers(call: Call, v: Tensor, bits: int) -> Tensor:
+    """A table of integers as one of bytes; two of 4 bits may lie in one, the lower half first."""
+    known = call.trace.session.array(v)
+    if known is None:
+        raise call.refuse("a table, or zero points, that are computed are not supported")
+    if v.dtype is u8 and bits == 8:
+        return v
+
+    def compute() -> np.ndarray[Any, Any]:
+        if v.dtype is u8:
+            return np.stack([known & 15, known >> 4], -1).reshape(*v.shape[:-1], -1)
+        return known.astype(np.int8)
+
+    return call.trace.session.derived(v, ("numbers", bits), compute)
 
 
 @operator("QGemm", domain=MICROSOFT)

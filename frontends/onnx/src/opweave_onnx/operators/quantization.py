@@ -12,7 +12,7 @@ from opweave.errors import ShapeError
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
-from opweave_onnx.operators.movement import axis_of
+from opweave_onnx.operators.movement import axis_of, with_axis_at
 from opweave_onnx.operators.table import operator
 from opweave_onnx.operators.types import NARROW, converted
 from opweave_onnx.tensors import dtype_of
@@ -156,6 +156,7 @@ def _matmul_to_float(
     return y if bias is None else y + bias
 
 
+@operator("QLinearConv", domain="com.microsoft")
 @operator("QLinearConv")
 def _qlinear_conv(
     call: Call, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, y_scale: Tensor,
@@ -164,9 +165,12 @@ def _qlinear_conv(
     from opweave_onnx.operators.convolution import convolved
     from opweave_onnx.operators.windows import read_windows
 
+    last = bool(call.get("channels_last", 0))
+    x = with_axis_at(x, -1, 1) if last else x
     a, b = zeroed(x, x_zero, 1).astype("f64"), zeroed(w, w_zero, 0).astype("f64")
     total = convolved(a, b, None, read_windows(call, x, w.shape[2:]), call.get("group", 1))
     if bias is not None:
         total = total + ow.reshape(bias.astype("f64"), (-1, *[1] * (x.ndim - 2)))
     factor = ow.reshape(x_scale, ()) * w_scale / ow.reshape(y_scale, ())
-    return requantized(total, _along(factor, x, 1), ow.reshape(y_zero, ()))
+    y = requantized(total, _along(factor, x, 1), ow.reshape(y_zero, ()))
+    return with_axis_at(y, 1, -1) if last else y
