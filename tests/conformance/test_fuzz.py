@@ -239,6 +239,13 @@ def test_results_below_the_normal_numbers_of_f16_may_be_rounded_to_the_next_one(
     assert differences(samples[0] * 2, samples) != ""
 
 
+def test_sigmoids_may_be_0_below_the_last_place_of_1_in_their_type():
+    for dtype, least in ((np.float32, -18.0), (np.float64, -38.0)):
+        samples = samples_of(lambda x: ow.sigmoid(x), x=np.full(63, least, dtype))
+        assert differences(np.zeros(63, dtype), samples) == ""
+        assert differences(samples[0] + dtype(2.0**-12 if dtype is np.float32 else 2.0**-40), samples) != ""
+
+
 def test_exact_operations_allow_no_error():
     x = np.arange(8, dtype=np.float32)
     samples = samples_of(lambda x: ow.flip(x, 0), x=x)

@@ -39,8 +39,8 @@ FACTOR: Final = 4.0
 """A device may be so many times as far from the reference as the farthest sample."""
 
 SATURATING: Final = frozenset({"sigmoid", "silu", "silu_backward", "gelu_quick", "swiglu", "swiglu_oai"})
-"""Operations by a sigmoid, which is 0 in some libraries (ONNX Runtime's below -18) where it is less than the last place
-of its largest values, 2**-25; of products with it, that times the first source."""
+"""Operations by a sigmoid, which is 0 in some libraries (ONNX Runtime's below -18, in f64 below -37) where it is less
+than the last place of its largest values, 2**-25 and 2**-54; of products with it, that times the first source."""
 
 LARGE: Final = 1e12
 """Beyond this, results without a sure digit need not be finite."""
@@ -144,8 +144,8 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
     assert op is not None
     wide = [array.astype(np.float64) for array in arrays[:4]]
     eps = 2.0**-48 if tensor.dtype is f64 else 2.0**-20
-    if op.name in SATURATING and tensor.dtype is not f64:
-        return 2.0**-25 * (1.0 if op.name == "sigmoid" else np.abs(wide[0]))
+    if op.name in SATURATING:
+        return (2.0**-54 if tensor.dtype is f64 else 2.0**-25) * (1.0 if op.name == "sigmoid" else np.abs(wide[0]))
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
         grad, q, k, v = wide
