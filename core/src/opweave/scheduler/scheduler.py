@@ -476,7 +476,11 @@ class Scheduler:
         here = [target.device if target.owned else target.stream for target in self._targets]
         return self._over([device, *here] if first else [*here, device], self._buffer_types)
 
-    def _alike(self, placement: str) -> Scheduler:
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether the caller has said where a tensor is computed."""
+        return tensor in self._pins
+
+    def alike(self, placement: str) -> Scheduler:
         """A scheduler over the same devices and streams, with the same options and pins, but its own placement."""
         here = [target.device if target.owned else target.stream for target in self._targets]
         made = self._over(here, self._buffer_types, placement)

@@ -114,7 +114,7 @@ def tune(
     graph = Graph(checked_outputs(outputs)[0])
     if any(leaf.leaf is not None and leaf.leaf.shards is not None for leaf in graph.leaves):
         raise SchedulerError("weights in shards say where their parts are computed: place them whole to tune")
-    with scheduler._alike("priority") as rules, scheduler._alike("cost") as chooser:
+    with scheduler.alike("priority") as rules, scheduler.alike("cost") as chooser:
         return _Tuner(rules, chooser, outputs, graph, runs, lambda program: program.run(feeds, **named)).tuned()
 
 
@@ -190,7 +190,7 @@ class _Tuner:
     def _alone(self, device: Device) -> Iterator[Device | None]:
         by_rules = self._chosen_by(self.rules)
         for node, otherwise in zip(self.nodes, by_rules, strict=True):
-            free = node not in self.rules._pins and self.rules.supports(device, node)
+            free = not self.rules.is_pinned(node) and self.rules.supports(device, node)
             yield device if free else otherwise
 
     def _try(self, name: str, where: Where) -> bool:

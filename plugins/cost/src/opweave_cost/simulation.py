@@ -63,8 +63,8 @@ class SimulatedDevice(Device):
     def renamed(self, name: str, profile: Profile, memory: int | None = None) -> SimulatedDevice:
         """A copy of this device with another name and profile, and with ``memory`` bytes if given."""
         size = self._memory if memory is None else memory
-        made = type(self)(name, self.like, None, size, lambda: profile)
-        made._ops, made.same_speed = self._ops, self.same_speed
+        made = type(self)(name, self.like, self._ops, size, lambda: profile)
+        made.same_speed = self.same_speed
         return made
 
     def mem_info(self) -> tuple[int, int]:
@@ -73,10 +73,10 @@ class SimulatedDevice(Device):
     def _why_not(self, step: Step) -> str | None:
         if self._ops is not None and step.op not in self._ops:
             return f"no kernel for {step.op}"
-        return self.like._why_not(step) if self.like is not None else None
+        return self.like.why_not(step) if self.like is not None else None
 
     def _inplace(self, step: Step) -> bool:
-        return self.like._inplace(step) if self.like is not None else bool(OPS[step.op].inplace)
+        return self.like.inplace(step) if self.like is not None else bool(OPS[step.op].inplace)
 
     def _workspace(self, step: Step) -> int:
         return self.like._workspace(step) if self.like is not None else 0

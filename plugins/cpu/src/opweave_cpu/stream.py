@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
-from typing import Final
+from types import MethodType
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class CpuStream(Stream):
         self._context: Final = copy_context()
         self._context.run(set_up_numpy)
         self._entered = False
-        self._foreign = False
+        self.foreign = False
 
     @property
     def threads(self) -> int:
@@ -42,7 +43,7 @@ class CpuStream(Stream):
 
     def keep_context(self) -> None:
         """From now on run calls with the caller's context variables, which a Python function among them may read."""
-        self._foreign = True
+        self.foreign = True
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         """The call that decodes rows of quantized weights, or converts those of a half type, into the first rows of
@@ -84,13 +85,12 @@ class CpuStream(Stream):
         return None
 
     def _inlines(self, other: Stream) -> bool:
-        return (
-            isinstance(other, CpuStream)
-            and type(other)._run is type(self)._run
-            and other._threads == self._threads
-            and other._pool is self._pool
-            and (self._foreign or not other._foreign)
-        )
+        return isinstance(other, CpuStream) and other.run_with == self.run_with and (self.foreign or not other.foreign)
+
+    @property
+    def run_with(self) -> tuple[Any, ...]:
+        """What runs the calls of a plan: streams with the same can run each other's."""
+        return cast(MethodType, self._run).__func__, self._threads, self._pool
 
     def _run(self, calls: Iterator[Call]) -> None:
         if self._pool is None:
@@ -108,7 +108,7 @@ class CpuStream(Stream):
         limit = self._threads or THREADS.default
         if limit != THREADS.blas_limit:
             THREADS.limit_blas(limit)
-        if self._foreign or self._entered or TRACE.listening:
+        if self.foreign or self._entered or TRACE.listening:
             with np.errstate(all="ignore"):
                 _make(calls)
             return

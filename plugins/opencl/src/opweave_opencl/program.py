@@ -161,7 +161,7 @@ class Programs:
                     loaded.build(devices=[self._device])
                     # pyopencl asks for it whenever a kernel is made, and where it is missing looks for a kernel of that
                     # name: 20 µs instead of 5.
-                    loaded._source = whole
+                    vars(loaded)["_source"] = whole
                     return loaded
                 except cl.Error:  # of a driver that changed under the same version
                     self._binaries.drop(key)

@@ -98,7 +98,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     """The call that runs a group: its session, found by its structure, bound to the group's memory."""
     device = stream.device
     for step in group.steps:
-        why = device._why_not(step)
+        why = device.why_not(step)
         if why is not None:
             raise UnsupportedOpError(f"{device.name} does not run {step.op}", {device.name: why})
     bound = structure_of(group)

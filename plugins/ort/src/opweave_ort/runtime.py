@@ -63,7 +63,7 @@ def _end_without_destructors() -> None:
     library = ctypes.CDLL(None)
     with suppress(AttributeError):  # only the GNU C library has it
         library.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
+        library.on_exit(ctypes.cast(library["_exit"], ctypes.c_void_p), None)
 
 
 class Runtime:

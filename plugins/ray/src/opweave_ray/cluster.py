@@ -179,7 +179,7 @@ class Cluster:
             with suppress(Exception):  # it is gone already
                 self._ray.kill(actor)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Lose the connections to servers that have ended, as far as Ray reports within `_PAUSE` seconds."""
         with self._lock:
             waiting = list(self._ends)
@@ -218,7 +218,7 @@ def _watch(cluster: weakref.ref[Cluster], closing: Event) -> None:
         if found is None:
             return
         with suppress(Exception):  # Ray was shut down: then heartbeats find losses
-            found._look()
+            found.look()
         del found
 
 

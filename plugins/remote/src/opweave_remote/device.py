@@ -140,6 +140,10 @@ class RemoteDevice(Device):
         _wait_for(replies)
 
     def _download(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:
+        self.fetch(mem, offset, out)
+
+    def fetch(self, mem: RemoteMemory, offset: int, out: memoryview) -> None:
+        """Read bytes of a buffer, by the carrier of the connection if they are many enough."""
         carrier = self.connection.carrier
         if carrier is None or len(out) < carrier.least or not carrier.download(self, mem, offset, out):
             self.receive(mem, offset, out)

@@ -326,13 +326,18 @@ class Link:
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
+    def wake_reader(self) -> None:
+        """Have answers taken that are waited for, if nobody does it."""
+        if self._asked and not self._reader:
+            self._wake.put(None)
+
     def wait_for(self, reply: Reply) -> None:
         """Wait for the answer to a message of this link."""
         self.flush()
         for other in self.fate.links:
             # What is waited for may be behind work whose results have to be taken first.
-            if other is not self and other._asked and not other._reader:
-                other._wake.put(None)
+            if other is not self:
+                other.wake_reader()
         me, carrying, counted = get_ident(), CARRYING.active, False
         failed = True
         try:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from opweave.contract import Buffer, Call, Group, Launch, Plan, Range, Step, StepError, Stream
 from opweave.errors import DeviceLostError, FormatError
@@ -74,7 +74,7 @@ class RemoteLaunch:
         self.plan: Final = plan
         self._stream: Final = stream
         self._number: Final = number
-        self._ticket: Final = stream._link.ticket()
+        self._ticket: Final = stream.ticket()
         sizes = [size for _, _, size in writes]
         head = encode(Kind.LAUNCH, self._ticket, number, size=sum(sizes))
         self._message: Final = memoryview(bytearray(head) + bytearray(sum(sizes)))
@@ -83,17 +83,11 @@ class RemoteLaunch:
         self.received: Final = memoryview(bytearray(sum(sizes)))
 
     def __call__(self) -> None:
-        stream = self._stream
-        if stream._dropped:
-            stream._drop_plans()
-        reply = stream._link.ask_again(self._ticket, self._message, self.received)
-        stream._link.wait_for(reply)
-        if reply.failure is not None:
-            stream._raise(reply.failure)
+        self._stream.launch_again(self._ticket, self._message, self.received)
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):  # an interrupt may end `__init__` before
-            self._stream._dropped.append(self._number)
+            self._stream.drop(self._number)
 
 
 def _cut(memory: memoryview, sizes: Sequence[int]) -> list[memoryview]:
@@ -173,6 +167,23 @@ class RemoteStream(Stream):
         self._link.call(Kind.BIND, number, rows[0], [call.number for call in calls], rows[1])
         launch = RemoteLaunch(self, plan, number, writes, reads)
         return launch, launch.sent, _cut(launch.received, [size for _, _, size in reads])
+
+    def ticket(self) -> int:
+        """A ticket for a message that is sent again and again."""
+        return self._link.ticket()
+
+    def launch_again(self, ticket: int, message: memoryview, into: memoryview) -> None:
+        """Send the message of a `RemoteLaunch`, and wait for its answer, which is received into ``into``."""
+        if self._dropped:
+            self._drop_plans()
+        reply = self._link.ask_again(ticket, message, into)
+        self._link.wait_for(reply)
+        if reply.failure is not None:
+            self._raise(reply.failure)
+
+    def drop(self, number: int) -> None:
+        """Have the server forget a plan or a launch, with the next message; from any thread."""
+        self._dropped.append(number)
 
     def _drop_plans(self) -> None:
         numbers = []
@@ -264,7 +275,7 @@ class RemoteStream(Stream):
             if size < _FEWEST_PULLED or not target.connection.copies_from(source.connection):
                 # The source is written by now: events of another server were waited for.
                 data = memoryview(bytearray(size))
-                src.device._download(source, src_offset, data)
+                cast("RemoteDevice", src.device).fetch(source, src_offset, data)
                 self._upload(dst, dst_offset, data)
                 return True
             grant = source.connection.control.call(Kind.GRANT, source.number, src_offset, size)

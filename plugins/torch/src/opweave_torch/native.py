@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 
 __all__ = [
     "backward_function", "convolution", "flash_attention_on_cpu", "gelu_of_packed_product", "gelu_tanh_gradient",
@@ -20,8 +20,8 @@ __all__ = [
     "packed_product", "silu_gradient", "softmax_gradient",
 ]  # fmt: skip
 
-_NN: Final[Any] = torch._C._nn
-_INFERENCE_MODE: Final[Any] = getattr(torch._C, "_InferenceMode", torch.inference_mode)
+_NN: Final[Any] = getattr(_C, "_nn", None)
+_INFERENCE_MODE: Final[Any] = getattr(_C, "_InferenceMode", torch.inference_mode)
 
 
 def multiplies_bf16() -> bool:
@@ -120,9 +120,15 @@ def inference_mode() -> AbstractContextManager[object]:
 # torch lacks them or computes something else.
 
 
+@cache
+def _operator(library: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(getattr(torch.ops, library), name)
+    return found
+
+
 def packed_linear(matrix: Tensor) -> Tensor:
     """A dense matrix of weights in the layout that oneDNN's products read fastest."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), None)
+    packed: Tensor = _operator("mkldnn", "_reorder_linear_weight")(matrix.contiguous(), None)
     return packed
 
 
@@ -143,14 +149,14 @@ def gelu_of_packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Te
 
 def int4_packed(integers: Tensor) -> Tensor:
     """i32 integers of 4 bits, (outputs, inputs), in the layout of `int4_product`."""
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
+    packed: Tensor = _operator("aten", "_convert_weight_to_int4pack_for_cpu")(integers, 1)
     return packed
 
 
 def int4_product(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
     """``x @ weight.T`` of rows in bf16 and a weight of `int4_packed` in groups of inputs with a scale each, a new
     tensor."""
-    product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
+    product: Tensor = _operator("aten", "_weight_int4pack_mm_for_cpu")(x, packed, group, scales)
     return product
 
 

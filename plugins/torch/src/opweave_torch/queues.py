@@ -48,6 +48,10 @@ class QueueStream(TorchStream):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
+    @property
+    def shares_calls(self) -> bool:
+        return False  # a captured plan is one call
+
     def _compile(self, groups: Sequence[Group]) -> Sequence[Call]:
         with self.api.stream(self.queue):  # constants that kernels put on the device are made in order
             calls = super()._compile(groups)

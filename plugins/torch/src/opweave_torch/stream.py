@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from types import MethodType
+from typing import Any, cast
 
 import torch
 
@@ -45,10 +47,15 @@ class TorchStream(Stream):
 
     @property
     def shares_calls(self) -> bool:
-        return type(self)._compile is TorchStream._compile
+        return True
 
     def _inlines(self, other: Stream) -> bool:
-        return isinstance(other, TorchStream) and type(other)._run is type(self)._run and other.options == self.options
+        return isinstance(other, TorchStream) and other.run_with == self.run_with
+
+    @property
+    def run_with(self) -> tuple[Any, ...]:
+        """What runs the calls of a plan: streams with the same run each other's."""
+        return cast(MethodType, self._run).__func__, self.options
 
     def _run(self, calls: Iterator[Call]) -> None:
         threads, deterministic = self.options.threads or THREADS.default, self.options.deterministic

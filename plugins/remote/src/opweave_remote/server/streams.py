@@ -19,6 +19,7 @@ import numpy as np
 
 from opweave.contract import Buffer, Plan, StepError, Stream
 from opweave.errors import FormatError, LifetimeError, OpweaveError
+from opweave.runtime.device import stream_caps
 from opweave_remote.failures import encode_error
 from opweave_remote.server.channels import Channel, Serve
 from opweave_remote.server.launches import BoundLaunch
@@ -136,7 +137,7 @@ class StreamChannel(Channel):
             Kind.BIND: self._bind,
             Kind.LAUNCH: self._launch,
         }
-        return [type(stream)._fuse is not Stream._fuse or stream.is_functional, stream.lists_operands]
+        return [stream_caps(type(stream)).fuse, stream.lists_operands]
 
     def close(self) -> None:
         """Wait for the work under way, and close the stream."""

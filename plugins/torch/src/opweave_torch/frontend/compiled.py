@@ -17,7 +17,13 @@ import torch
 
 import opweave as ow
 from opweave.errors import SchedulerError, UnknownNameError
-from opweave_torch.frontend.native import by_autograd, called_with_a_list, core_decompositions, parameter_places
+from opweave_torch.frontend.native import (
+    by_autograd,
+    called_with_a_list,
+    core_decompositions,
+    parameter_places,
+    version_of,
+)
 from opweave_torch.frontend.operators import OPERATORS
 from opweave_torch.frontend.runner import Runner
 from opweave_torch.frontend.source import Source, check_operators
@@ -141,7 +147,7 @@ class _Compiled:
 
     def _runner(self, args: Sequence[Any]) -> Runner:
         """The runner with these parameters as weights: a new one, if they were changed since the last call."""
-        state = tuple([(args[i].data_ptr(), args[i]._version) for i in self._fixed])
+        state = tuple([(args[i].data_ptr(), version_of(args[i])) for i in self._fixed])
         bound = self._bound
         if bound is not None and bound[0] == state:
             return bound[1]

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from opweave_torch.frontend.call import leaves_of
-from opweave_torch.frontend.native import is_operator, overload
+from opweave_torch.frontend.native import is_operator, overload, schema_of
 from opweave_torch.frontend.source import Source
 
 __all__ = ["FOLDED", "FoldedNorm", "fold", "fold_batch_norms", "is_pure", "on_host"]
@@ -24,9 +24,9 @@ def is_pure(target: Any) -> bool:
         return True
     return (
         is_operator(target)
-        and not target._schema.is_mutable
+        and not schema_of(target).is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
-        and bool(target._schema.returns)
+        and bool(schema_of(target).returns)
     )
 
 

@@ -5,24 +5,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 import torch
+from torch._decomp import core_aten_decompositions
+from torch._guards import TracingContext
+from torch._ops import OperatorBase, OpOverload
 
 __all__ = [
-    "by_autograd", "called_with_a_list", "core_decompositions", "is_function", "is_operator", "overload",
-    "parameter_places", "without_values",
+    "by_autograd", "called_with_a_list", "core_decompositions", "is_function", "is_operator", "name_of", "overload",
+    "parameter_places", "schema_of", "version_of", "without_values",
 ]  # fmt: skip
+
+schema_of: Callable[[Any], Any] = attrgetter("_schema")
+"""The types of the arguments and results of an overload, and whether it changes arguments."""
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""A number that grows with each operation that writes a tensor."""
+
+
+def name_of(target: Any) -> str:
+    """The name of an overload without ``aten::``: ``"add"``."""
+    name: str = schema_of(target).name
+    return name.removeprefix("aten::")
 
 
 def is_operator(target: Any) -> TypeGuard[Any]:
     """Whether the target of a node is an overload of an operator."""
-    return isinstance(target, torch._ops.OpOverload)
+    return isinstance(target, OpOverload)
 
 
 def is_function(target: Any) -> bool:
     """Whether the target of a node is a function of Python, and no operator of any kind."""
-    return not isinstance(target, torch._ops.OperatorBase)
+    return not isinstance(target, OperatorBase)
 
 
 def overload(name: str) -> Any:
@@ -34,7 +50,7 @@ def overload(name: str) -> Any:
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Overload -> what decomposes it into those of Core ATen."""
-    return dict(torch._decomp.core_aten_decompositions())
+    return dict(core_aten_decompositions())
 
 
 def without_values() -> AbstractContextManager[Any]:
@@ -63,6 +79,6 @@ def called_with_a_list(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def parameter_places() -> Sequence[int]:
     """The places of the arguments that are parameters and buffers of the module that is compiled now."""
-    context = torch._guards.TracingContext.try_get()
+    context = TracingContext.try_get()
     found = context.fw_metadata.static_input_indices if context is not None and context.fw_metadata is not None else ()
     return tuple(found or ())

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from opweave.errors import UnsupportedOpError
-from opweave_torch.frontend.native import is_function, is_operator
+from opweave_torch.frontend.native import is_function, is_operator, name_of
 from opweave_torch.frontend.operators import OPERATORS, runs_by_torch
 
 __all__ = ["Source", "check_operators", "module_path", "place_of", "read_program"]
@@ -137,8 +137,8 @@ def _is_known(node: torch.fx.Node) -> bool:
     target: Any = node.target
     if not is_operator(target):
         return is_function(target)  # Python's, for lengths
-    name = target._schema.name.removeprefix("aten::")
-    if name in CHECKS or f"{name}.{target._overloadname}" in SHAPES:
+    name = name_of(target)
+    if name in CHECKS or str(target).removeprefix("aten.") in SHAPES:
         return True
     return (target in OPERATORS or runs_by_torch(target)) and not _has_unknown_lengths(node.meta.get("val"))
 

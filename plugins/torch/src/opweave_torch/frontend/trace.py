@@ -17,7 +17,7 @@ from opweave.errors import OpweaveError, ShapeError, UnsupportedOpError
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call, constant_of, leaves_of
 from opweave_torch.frontend.folding import is_pure, on_host
-from opweave_torch.frontend.native import is_operator
+from opweave_torch.frontend.native import is_operator, name_of
 from opweave_torch.frontend.operators import OPERATORS, of_complex
 from opweave_torch.frontend.operators.fallback import run_by_torch
 from opweave_torch.frontend.source import CHECKS, SHAPES, Source, module_path, place_of
@@ -122,11 +122,11 @@ class Trace:
             if computed and target is not operator.getitem:
                 raise UnsupportedOpError("Python computes with the values of tensors")
             return target(*args, **kwargs)
-        name = target._schema.name.removeprefix("aten::")
+        name = name_of(target)
         if name in CHECKS:
             self._check(name, args, computed)
             return None
-        if f"{name}.{target._overloadname}" in SHAPES:
+        if str(target).removeprefix("aten.") in SHAPES:
             return self._length(name, *args)
         if not computed and is_pure(target):
             args, kwargs = torch.fx.node.map_aggregate((args, kwargs), on_host)

@@ -16,7 +16,7 @@ import opweave as ow
 from opweave.errors import UnsupportedOpError
 from opweave.graph.tensor import Tensor
 from opweave_torch.frontend.call import Call
-from opweave_torch.frontend.native import is_operator, without_values
+from opweave_torch.frontend.native import is_operator, schema_of, without_values
 from opweave_torch.frontend.values import Array, array_of, dtype_of, tensor_of
 from opweave_torch.memory import torch_dtype
 
@@ -25,9 +25,9 @@ __all__ = ["random_by_torch", "run_by_torch", "runs_by_torch"]
 
 def runs_by_torch(target: Any) -> bool:
     """Whether an operator changes none of its arguments and returns tensors only."""
-    if not is_operator(target) or target._schema.is_mutable:
+    if not is_operator(target) or schema_of(target).is_mutable:
         return False
-    kinds = [str(value.type) for value in target._schema.returns]
+    kinds = [str(value.type) for value in schema_of(target).returns]
     return bool(kinds) and all(kind in ("Tensor", "List[Tensor]") for kind in kinds)
 
 

@@ -9,6 +9,7 @@ import opweave as ow
 from opweave.graph.tensor import Tensor
 from opweave.ops.operands import composite
 from opweave_torch.frontend.call import Call
+from opweave_torch.frontend.native import name_of
 from opweave_torch.frontend.operators.table import operator
 
 __all__: list[str] = []
@@ -48,7 +49,7 @@ def _recurrent(
     call: Call, x: Tensor, hx: Any, params: Sequence[Tensor], has_biases: bool, num_layers: int, dropout: float,
     train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    name = call.node.target._schema.name.removeprefix("aten::")
+    name = name_of(call.node.target)
     step = STEPS[name]
     states = tuple(hx) if isinstance(hx, (list, tuple)) else (hx,)
     directions = 2 if bidirectional else 1
