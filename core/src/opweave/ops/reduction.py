@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import reshape
 from opweave.ops.operands import Array, as_axis, as_flag, as_number, builds, cast, explain, pair, unquantized, wide
+from opweave.ops.pointwise import entered
 from opweave.ops.samples import over_rows
 
 __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
@@ -23,42 +25,50 @@ __all__ = ["argmax", "count_equal", "max", "mean", "min", "prod", "sum", "var"]
 Axes = int | Sequence[int] | None
 
 
+class Reduction(Protocol):
+    """The builder of an operation that drops axes."""
+
+    __name__: str
+
+    def __call__(self, x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
+
+
 def _reduced(x: Tensor, *, axes: tuple[int, ...], **attrs: Any) -> tuple[Shape, DType]:
     return tuple([n for i, n in enumerate(x.shape) if i not in axes]), x.dtype
 
 
-def _extreme(name: str) -> Callable[..., tuple[Shape, DType]]:
-    """The shape rule of ``max`` and ``min``."""
-
-    def infer(x: Tensor, *, axes: tuple[int, ...]) -> tuple[Shape, DType]:
-        if not _count(x, axes):
-            raise ShapeError(
-                f"{name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
-            )
-        return _reduced(x, axes=axes)
-
-    return infer
-
-
-def _reduction(
-    name: str,
-    reference: Callable[..., Any],
-    formula: str,
-    *,
-    infer: Callable[..., tuple[Shape, DType]] = _reduced,
-    flops: int = 1,
-    **facts: Any,
-) -> OpDef:
+def _define(name: str, function: Callable[..., Any], formula: str, *, flops: int = 1, **facts: Any) -> OpDef:
     """The definition of an operation that drops ``axes``.
 
     Args:
-        infer: the shape rule.
+        function: of an array in float64 or of integers as they are, of ``axes`` and of the other attributes.
         flops: floating-point operations for each element of the source.
-        facts: further ones, as `OpDef` has them.
+        facts: further ones, as `OpDef` has them, and others for what is assumed here: ``infer``, ``slack``.
     """
-    return OpDef(
-        name, infer=infer, reference=reference, flops=lambda out: flops * out.srcs[0].size, formula=formula, **facts
-    )
+
+    @wraps(function)
+    def reference(x: Array, **attrs: Any) -> Any:
+        return function(wide(x), **attrs)
+
+    given = {"infer": _reduced, "slack": 2.0, **facts}
+    return OpDef(name, reference=reference, flops=lambda out: flops * out.srcs[0].size, formula=formula, **given)
+
+
+def _reduction(
+    formula: str, integers: DType | None = None, **facts: Any
+) -> Callable[[Callable[[Array, tuple[int, ...]], Any]], Reduction]:
+    """Decorator: declares a reduction without further attributes, as `opweave.ops.pointwise.unary` does; integers are
+    reduced in the dtype ``integers`` (``None``: in their own)."""
+
+    def declare(function: Callable[[Array, tuple[int, ...]], Any]) -> Reduction:
+        op = _define(function.__name__, function, formula, **facts)
+
+        def build(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+            return _reduce(op, x, axis, keepdims, integers)
+
+        return entered(op, build, function)
+
+    return declare
 
 
 def _count(x: Array | Tensor, axes: tuple[int, ...]) -> int:
@@ -82,17 +92,8 @@ def _reduce(op: OpDef, value: Any, axis: Axes, keepdims: bool, integers: DType |
     return reshape(result, tuple([1 if i in axes else n for i, n in enumerate(x.shape)])) if kept else result
 
 
-def _source_flops(out: Tensor) -> int:
-    return out.srcs[0].size
-
-
-SUM = _reduction(
-    "sum", lambda x, *, axes: np.sum(wide(x), axes), "Σ x over axes", slack=2.0, samples=over_rows("sum", -1)
-)
-
-
-@builds(SUM)
-def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@_reduction("Σ x over axes", i64, samples=over_rows("sum", -1))
+def sum(x: Array, axes: tuple[int, ...]) -> Any:
     """The sum over one, several or (by default) all axes; 0 over no elements.
 
     Integers and bools add up in i64 and return it; f16 and bf16 accumulate in f32 and return their own type.
@@ -102,43 +103,30 @@ def sum(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice.
         DTypeError: a quantized operand.
     """
-    return _reduce(SUM, x, axis, keepdims, i64)
+    return np.sum(x, axes)
 
 
-PROD = _reduction("prod", lambda x, *, axes: np.prod(wide(x), axes), "Π x over axes", slack=2.0, runs_like="sum")
-
-
-@builds(PROD)
-def prod(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@_reduction("Π x over axes", i64, runs_like="sum")
+def prod(x: Array, axes: tuple[int, ...]) -> Any:
     """The product over one, several or (by default) all axes; 1 over no elements. Types and errors as `sum`."""
-    return _reduce(PROD, x, axis, keepdims, i64)
+    return np.prod(x, axes)
 
 
-def _mean(x: Array, *, axes: tuple[int, ...]) -> Array:
-    # Not np.mean, which warns of empty operands; devices return NaN without a warning.
-    result: Array = np.sum(wide(x), axes) / np.float64(_count(x, axes))
-    return result
-
-
-MEAN = _reduction("mean", _mean, "Σ x / n over axes", slack=2.0, runs_like="sum")
-
-
-@builds(MEAN)
-def mean(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@_reduction("Σ x / n over axes", f32, runs_like="sum")
+def mean(x: Array, axes: tuple[int, ...]) -> Any:
     """The mean over one, several or (by default) all axes; NaN over no elements, f32 of integers. Raises `BoundsError`
     for an axis outside of those of ``x``, `ShapeError` for one named twice, `DTypeError` for a quantized operand."""
-    return _reduce(MEAN, x, axis, keepdims, f32)
+    # Not np.mean, which warns of empty operands; devices return NaN without a warning.
+    return np.sum(x, axes) / np.float64(_count(x, axes))
 
 
-def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Array:
-    x = wide(x)
+def _var(x: Array, *, axes: tuple[int, ...], correction: float) -> Any:
     n = _count(x, axes)
     centered = x - np.sum(x, axes, keepdims=True) / np.float64(n)
-    result: Array = np.sum(np.square(centered), axes) / np.float64(builtins.max(n - correction, 0.0))
-    return result
+    return np.sum(np.square(centered), axes) / np.float64(builtins.max(n - correction, 0.0))
 
 
-VAR = _reduction("var", _var, "Σ (x − mean x)² / (n − correction) over axes", flops=4, slack=2.0, runs_like="sum")
+VAR = _define("var", _var, "Σ (x − mean x)² / (n − correction) over axes", flops=4, runs_like="sum")
 
 
 @builds(VAR)
@@ -161,19 +149,23 @@ def var(x: Any, axis: Axes = None, correction: float = 1.0, keepdims: bool = Fal
     return _reduce(VAR, x, axis, keepdims, f32, correction=as_number("var", "correction", correction))
 
 
-MAX = _reduction(
-    "max",
-    lambda x, *, axes: np.max(wide(x), axes),
-    "max x over axes",
-    infer=_extreme("max"),
-    exact=True,
-    runs_like="sum",
-    samples=over_rows("max", -1),
+def _extreme_infer(name: str) -> Callable[..., tuple[Shape, DType]]:
+    """The shape rule of ``max`` and ``min``."""
+
+    def infer(x: Tensor, *, axes: tuple[int, ...]) -> tuple[Shape, DType]:
+        if not _count(x, axes):
+            raise ShapeError(
+                f"{name}: of no elements there is none; axes {axes} of the operand {x.describe()} are empty"
+            )
+        return _reduced(x, axes=axes)
+
+    return infer
+
+
+@_reduction(
+    "max x over axes", infer=_extreme_infer("max"), exact=True, slack=1.0, runs_like="sum", samples=over_rows("max", -1)
 )
-
-
-@builds(MAX)
-def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+def max(x: Array, axes: tuple[int, ...]) -> Any:
     """The largest element over one, several or (by default) all axes; NaN if one of them is NaN.
 
     Raises:
@@ -181,25 +173,15 @@ def max(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
         ShapeError: an axis named twice, or one of length 0.
         DTypeError: a quantized operand.
     """
-    return _reduce(MAX, x, axis, keepdims)
+    return np.max(x, axes)
 
 
-MIN = _reduction(
-    "min",
-    lambda x, *, axes: np.min(wide(x), axes),
-    "min x over axes",
-    infer=_extreme("min"),
-    exact=True,
-    runs_like="max",
-)
-
-
-@builds(MIN)
-def min(x: Any, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@_reduction("min x over axes", infer=_extreme_infer("min"), exact=True, slack=1.0, runs_like="max")
+def min(x: Array, axes: tuple[int, ...]) -> Any:
     """The smallest element over one, several or (by default) all axes; NaN if one of them is NaN. Raises `BoundsError`
     for an axis outside of those of ``x``, `ShapeError` for one named twice or of length 0, `DTypeError` for a quantized
     operand."""
-    return _reduce(MIN, x, axis, keepdims)
+    return np.min(x, axes)
 
 
 def _argmax_infer(x: Tensor, *, axis: int) -> tuple[Shape, DType]:
@@ -213,7 +195,7 @@ ARGMAX = OpDef(
     infer=_argmax_infer,
     reference=lambda x, *, axis: np.argmax(wide(x), axis),
     index_out=True,
-    flops=_source_flops,
+    flops=lambda out: out.srcs[0].size,
     formula="the lowest i with x[i] = max x along axis",
     runs_like="sum",
     samples=over_rows("argmax", -1),
@@ -251,7 +233,7 @@ COUNT_EQUAL = OpDef(
     infer=_count_equal_infer,
     reference=lambda a, b: np.count_nonzero(wide(a) == wide(b)),
     index_out=True,
-    flops=_source_flops,
+    flops=lambda out: out.srcs[0].size,
     formula="the number of places where a = b",
     runs_like="sum",
 )

@@ -121,14 +121,10 @@ def _conv_transpose(
     return dx, _weights(grad, x, w, padding=pads, **attrs), *[_bias(grad) for _ in bias]
 
 
-@gradient_of("im2col")
-def _im2col(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
-    return ops.col2im(grad, x.shape[2:], **attrs) if x.size else zeros(x.shape, x.dtype)
-
-
-@gradient_of("col2im")
-def _col2im(grad: Tensor, out: Tensor, x: Tensor, *, size: Shape, **attrs: Any) -> Tensor:
-    return ops.im2col(grad, **attrs)
+gradient_of("im2col")(
+    lambda grad, out, x, **attrs: ops.col2im(grad, x.shape[2:], **attrs) if x.size else zeros(x.shape, x.dtype)
+)
+gradient_of("col2im")(lambda grad, out, x, *, size, **attrs: ops.im2col(grad, **attrs))
 
 
 # --- pooling --------------------------------------------------------------------------------------------------------
@@ -195,9 +191,9 @@ def _avg_pool(grad: Tensor, out: Tensor, x: Tensor, **attrs: Any) -> Tensor:
     return ops.reshape(ops.broadcast_to(share, (*x.shape[:2], *each)), x.shape)
 
 
-@gradient_of("avg_pool_backward")
-def _avg_pool_backward(grad: Tensor, out: Tensor, given: Tensor, *, size: Shape, **attrs: Any) -> Tensor:
-    return node(AVG_POOL1D if len(size) == 1 else AVG_POOL2D, (grad,), attrs)
+gradient_of("avg_pool_backward")(
+    lambda grad, out, given, *, size, **attrs: node(AVG_POOL1D if len(size) == 1 else AVG_POOL2D, (grad,), attrs)
+)
 
 
 # --- resampling -----------------------------------------------------------------------------------------------------

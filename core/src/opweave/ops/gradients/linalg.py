@@ -6,10 +6,7 @@ from opweave import ops
 from opweave.graph.tensor import Tensor
 from opweave.ops.gradients.rules import gradient_of, sum_of
 
-
-@gradient_of("hadamard_transform")
-def _hadamard_transform(grad: Tensor, out: Tensor, x: Tensor, *, scale: float) -> Tensor:
-    return ops.hadamard_transform(grad, scale)  # the matrix is symmetric
+gradient_of("hadamard_transform")(lambda grad, out, x, *, scale: ops.hadamard_transform(grad, scale))
 
 
 @gradient_of("solve_triangular")

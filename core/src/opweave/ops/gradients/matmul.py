@@ -10,10 +10,9 @@ from opweave import ops
 from opweave.graph.tensor import Tensor, constant
 from opweave.ops.gradients.rules import gradient_of, rows_of, sum_of
 
-
-@gradient_of("matmul")
-def _matmul(grad: Tensor, out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return ops.matmul(grad, ops.swapaxes(b, -1, -2)), ops.matmul(ops.swapaxes(a, -1, -2), grad)
+gradient_of("matmul")(
+    lambda grad, out, a, b: (ops.matmul(grad, ops.swapaxes(b, -1, -2)), ops.matmul(ops.swapaxes(a, -1, -2), grad))
+)
 
 
 def decoded(w: Tensor) -> Tensor:
@@ -45,6 +44,4 @@ def _expert_linear(
     return dx, ops.matmul(ops.swapaxes(own, 1, 2), rows), None
 
 
-@gradient_of("add_expert")
-def _add_expert(grad: Tensor, out: Tensor, x: Tensor, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, None]:
-    return grad, ops.index_add(ids, grad, table.shape[0]), None
+gradient_of("add_expert")(lambda grad, out, x, table, ids: (grad, ops.index_add(ids, grad, table.shape[0]), None))

@@ -19,15 +19,8 @@ Array = np.ndarray[Any, Any]
 
 # --- views ----------------------------------------------------------------------------------------------------------
 
-
-@gradient_of("reshape")
-def _reshape(grad: Tensor, out: Tensor, x: Tensor, *, shape: Shape) -> Tensor:
-    return ops.reshape(grad, x.shape)
-
-
-@gradient_of("transpose")
-def _transpose(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
-    return ops.transpose(grad, tuple(int(a) for a in np.argsort(axes)))
+gradient_of("reshape")(lambda grad, out, x, *, shape: ops.reshape(grad, x.shape))
+gradient_of("transpose")(lambda grad, out, x, *, axes: ops.transpose(grad, tuple(int(a) for a in np.argsort(axes))))
 
 
 @gradient_of("broadcast_to")
@@ -74,47 +67,18 @@ def _diagonal(grad: Tensor, out: Tensor, x: Tensor, *, offset: int) -> Tensor:
     return ops.pad(part, missing)
 
 
-@gradient_of("after", "recompute")
-def _after(grad: Tensor, out: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    return grad, *[None] * len(others)
-
-
-@gradient_of("copy", "contiguous")
-def _same(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    return grad
-
-
-@gradient_of("concat")
-def _concat(grad: Tensor, out: Tensor, *pieces: Tensor, axis: int) -> tuple[Tensor, ...]:
-    return ops.split(grad, [piece.shape[axis] for piece in pieces], axis)
+gradient_of("after", "recompute")(lambda grad, out, x, *others: (grad, *[None] * len(others)))
+gradient_of("copy", "contiguous")(lambda grad, out, x: grad)
+gradient_of("concat")(lambda grad, out, *pieces, axis: ops.split(grad, [piece.shape[axis] for piece in pieces], axis))
 
 
 # --- order and frames -----------------------------------------------------------------------------------------------
 
-
-@gradient_of("flip")
-def _flip(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
-    return ops.flip(grad, axes)
-
-
-@gradient_of("roll")
-def _roll(grad: Tensor, out: Tensor, x: Tensor, *, shifts: Shape) -> Tensor:
-    return ops.roll(grad, [-by for by in shifts], list(range(x.ndim)))
-
-
-@gradient_of("tril")
-def _tril(grad: Tensor, out: Tensor, x: Tensor, *, k: int) -> Tensor:
-    return ops.tril(grad, k)
-
-
-@gradient_of("triu")
-def _triu(grad: Tensor, out: Tensor, x: Tensor, *, k: int) -> Tensor:
-    return ops.triu(grad, k)
-
-
-@gradient_of("diag_embed")
-def _diag_embed(grad: Tensor, out: Tensor, x: Tensor, *, offset: int) -> Tensor:
-    return ops.diagonal(grad, offset, -2, -1)
+gradient_of("flip")(lambda grad, out, x, *, axes: ops.flip(grad, axes))
+gradient_of("roll")(lambda grad, out, x, *, shifts: ops.roll(grad, [-by for by in shifts], list(range(x.ndim))))
+gradient_of("tril")(lambda grad, out, x, *, k: ops.tril(grad, k))
+gradient_of("triu")(lambda grad, out, x, *, k: ops.triu(grad, k))
+gradient_of("diag_embed")(lambda grad, out, x, *, offset: ops.diagonal(grad, offset, -2, -1))
 
 
 @gradient_of("pad")
@@ -144,10 +108,9 @@ def _folded(frame: Tensor, axis: int, mode: str, n: int, first: bool) -> Tensor:
 
 # --- reading by index -----------------------------------------------------------------------------------------------
 
-
-@gradient_of("embedding")
-def _embedding(grad: Tensor, out: Tensor, table: Tensor, ids: Tensor, **blocks: Any) -> tuple[Tensor | None, None]:
-    return (None if blocks else ops.index_add(ids, grad, table.shape[0])), None
+gradient_of("embedding")(
+    lambda grad, out, table, ids, **blocks: (None if blocks else ops.index_add(ids, grad, table.shape[0]), None)
+)
 
 
 @gradient_of("take_along_axis")
@@ -171,9 +134,7 @@ def added_in_rows(values: Tensor, ids: Tensor, shape: Shape) -> Tensor:
     return ops.reshape(ops.index_add(ops.flatten(places), ops.flatten(values), rows * columns), shape)
 
 
-@gradient_of("index_add")
-def _index_add(grad: Tensor, out: Tensor, ids: Tensor, rows: Tensor, *, n: int) -> tuple[None, Tensor]:
-    return None, ops.embedding(grad, ids)
+gradient_of("index_add")(lambda grad, out, ids, rows, *, n: (None, ops.embedding(grad, ids)))
 
 
 # --- regions --------------------------------------------------------------------------------------------------------
@@ -183,9 +144,12 @@ def _region(grad: Tensor, value: Tensor, offsets: Shape) -> Tensor:
     return grad[tuple([slice(at, at + n) for at, n in zip(offsets, value.shape, strict=True)])]
 
 
-@gradient_of("set_region")
-def _set_region(grad: Tensor, out: Tensor, x: Tensor, value: Tensor, *, offsets: Shape) -> tuple[Tensor, Tensor]:
-    return ops.set_region(grad, zeros(value.shape, grad.dtype), offsets), _region(grad, value, offsets)
+gradient_of("set_region")(
+    lambda grad, out, x, value, *, offsets: (
+        ops.set_region(grad, zeros(value.shape, grad.dtype), offsets),
+        _region(grad, value, offsets),
+    )
+)
 
 
 @gradient_of("set_rows")
@@ -194,9 +158,7 @@ def _set_rows(grad: Tensor, out: Tensor, x: Tensor, ids: Tensor, rows: Tensor) -
     return ops.set_rows(grad, each, zeros(rows.shape, grad.dtype)), None, ops.embedding(grad, each)
 
 
-@gradient_of("add_region")
-def _add_region(grad: Tensor, out: Tensor, x: Tensor, value: Tensor, *, offsets: Shape) -> tuple[Tensor, Tensor]:
-    return grad, _region(grad, value, offsets)
+gradient_of("add_region")(lambda grad, out, x, value, *, offsets: (grad, _region(grad, value, offsets)))
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
@@ -241,9 +203,7 @@ def _assign(grad: Tensor, out: Tensor, region: Tensor, value: Tensor) -> tuple[T
     return ops.where(_in_state(region, ops.full(region.shape, 1, grad.dtype)), 0.0, grad), written
 
 
-@gradient_of("accumulate")
-def _accumulate(grad: Tensor, out: Tensor, region: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return grad, _seen(region, grad)
+gradient_of("accumulate")(lambda grad, out, region, value: (grad, _seen(region, grad)))
 
 
 @gradient_of("index_copy")

@@ -60,9 +60,7 @@ def sink_gradient(dot: Tensor, scores: Tensor, sinks: Tensor) -> Tensor:
     return ops.sum(terms, (*range(terms.ndim - 3), terms.ndim - 2, terms.ndim - 1))
 
 
-@gradient_of("log_softmax")
-def _log_softmax(grad: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    return log_softmax_backward(grad, out)
+gradient_of("log_softmax")(lambda grad, out, x: log_softmax_backward(grad, out))
 
 
 @gradient_of("log_softmax_backward")

@@ -10,15 +10,8 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.gradients.rules import gradient_of, unreduced
 from opweave.ops.operands import composite
 
-
-@gradient_of("sum")
-def _sum(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
-    return unreduced(grad, x, axes)
-
-
-@gradient_of("mean")
-def _mean(grad: Tensor, out: Tensor, x: Tensor, *, axes: Shape) -> Tensor:
-    return unreduced(grad * (1 / max(_count(x, axes), 1)), x, axes)
+gradient_of("sum")(lambda grad, out, x, *, axes: unreduced(grad, x, axes))
+gradient_of("mean")(lambda grad, out, x, *, axes: unreduced(grad * (1 / max(_count(x, axes), 1)), x, axes))
 
 
 def _count(x: Tensor, axes: Shape) -> int:
@@ -59,6 +52,4 @@ def _shared(grad: Tensor, out: Tensor, x: Tensor, axes: Shape, largest: bool) ->
     return ops.where(worse, 0.0, unreduced(grad / ops.sum(chosen, axes), x, axes))
 
 
-@gradient_of("cumsum")
-def _cumsum(grad: Tensor, out: Tensor, x: Tensor, *, axis: int) -> Tensor:
-    return ops.flip(ops.cumsum(ops.flip(grad, axis), axis), axis)
+gradient_of("cumsum")(lambda grad, out, x, *, axis: ops.flip(ops.cumsum(ops.flip(grad, axis), axis), axis))
