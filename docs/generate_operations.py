@@ -30,9 +30,10 @@ HEAD: Final = """\
 
 <!-- Written by docs/generate_operations.py: change the definitions, not this page. -->
 
-Every operation, by family. A family is one file of definitions, and one file of kernels in each backend, under the same
-name: what is said below of an operation, and of each backend, links to them. A definition holds the shape rule, the
-reference in NumPy that every kernel is compared with, the cost, and which sources the result may overwrite.
+Every operation, by family. A family is one file of definitions, and as a rule one file of kernels in each backend,
+under the same name: what is said below of an operation, and of each backend, links to them. A definition holds the
+shape rule, the reference in NumPy that every kernel is compared with, the cost, and which sources the result may
+overwrite.
 
 Tensors are written as NumPy writes arrays; operands of binary operations broadcast and are promoted. *Element by
 element* means that the result has the shape of the operands. Half types are computed in f32, and results are rounded.

@@ -146,14 +146,8 @@ def gated_linear_attention(
         v: shape (batch, heads, tokens, v_size).
         g: logarithms of the gates, the shape of ``k``, at most 0 in models.
         scale: by default 1 / √size.
-        state, return_last_state: as of `linear_attention`.
-
-    Returns:
-        As of `linear_attention`.
-
-    Raises:
-        ShapeError: shapes that do not fit.
-        DTypeError: a quantized operand, a scale that is no number.
+        state, return_last_state: as of `linear_attention`, as are the result and what is raised; `DTypeError` for a
+            scale that is no number, too.
     """
     return linear_attention(_scaled("gated_linear_attention", q, scale), k, v, decay=exp(g), state=state,
                             return_last_state=return_last_state)  # fmt: skip
@@ -183,14 +177,8 @@ def gated_delta_rule(
             attention).
         beta: strengths of writing, shape (batch, heads, tokens).
         scale: by default 1 / √size.
-        state, return_last_state: as of `linear_attention`.
-
-    Returns:
-        As of `linear_attention`.
-
-    Raises:
-        ShapeError: shapes that do not fit.
-        DTypeError: a quantized operand, a scale that is no number.
+        state, return_last_state: as of `linear_attention`, as are the result and what is raised; `DTypeError` for a
+            scale that is no number, too.
     """
     op = "gated_delta_rule"
     keys, gates, strengths = floating(op, k), floating(op, g), floating(op, beta)
@@ -225,14 +213,8 @@ def rwkv6(
         w: logarithms of the decays, the shape of ``k``: −exp of what the model computes.
         u: bonus of the token itself, shape (heads, size).
         scale: multiplies y.
-        state, return_last_state: as of `linear_attention`.
-
-    Returns:
-        As of `linear_attention`.
-
-    Raises:
-        ShapeError: shapes that do not fit.
-        DTypeError: a quantized operand, a scale that is no number.
+        state, return_last_state: as of `linear_attention`, as are the result and what is raised; `DTypeError` for a
+            scale that is no number, too.
     """
     return linear_attention(_scaled("rwkv6", r, scale), k, v, decay=exp(w), bonus=u, state=state,
                             return_last_state=return_last_state)  # fmt: skip
@@ -261,14 +243,8 @@ def rwkv7(
         v: shape (batch, heads, tokens, v_size).
         a, b: the shape of ``k``: what is read from S, and where it is added. The model has a = −κ̂, b = κ̂ · η.
         scale: multiplies y.
-        state, return_last_state: as of `linear_attention`.
-
-    Returns:
-        As of `linear_attention`.
-
-    Raises:
-        ShapeError: shapes that do not fit.
-        DTypeError: a quantized operand, a scale that is no number.
+        state, return_last_state: as of `linear_attention`, as are the result and what is raised; `DTypeError` for a
+            scale that is no number, too.
     """
     return linear_attention(_scaled("rwkv7", r, scale), k, v, decay=exp(w), removal=a, insertion=b, state=state,
                             return_last_state=return_last_state)  # fmt: skip

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from opweave.contract import Arg, Call, Group, Step, pointwise_groups
 from opweave.graph.dtypes import as_dtype
+from opweave.graph.opdef import OPS
 from opweave.ops.activation import QUICK
 from opweave_torch.groups import TorchCpuStream
-from opweave_torch.kernels import elementwise, rounding
+from opweave_torch.kernels.elementwise import FUNCTIONS as OWN
 from opweave_torch.kernels.table import FLOATS
 from opweave_torch.memory import tensor, torch_dtype
 from opweave_torch.native import gelu_tanh_gradient, silu_gradient
@@ -29,8 +30,7 @@ def _sign(x: Tensor) -> Tensor:
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
-    **elementwise.FUNCTIONS,
-    **rounding.FUNCTIONS,
+    **{op: f for op, f in OWN.items() if OPS[op].family in ("elementwise", "rounding", "selection")},
     "sign": _sign,
     "square": torch.square,
     "scale": lambda x, *, scale, bias: x * scale + bias,
@@ -48,8 +48,6 @@ FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "relu_backward": lambda grad, y: torch.where(y <= 0, 0, grad),
     "silu_backward": silu_gradient,
     "gelu_tanh_backward": gelu_tanh_gradient,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
 }
 """Pointwise operations as functions of tensors."""
 

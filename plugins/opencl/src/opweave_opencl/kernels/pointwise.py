@@ -7,7 +7,7 @@ types only, not on shapes, layouts and numbers.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DType
+from opweave.graph.opdef import OPS
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.kernels.words import as_word
 from opweave_opencl.layouts import Axes, element_offset, element_strides, nested, padded, padded_strides
@@ -46,11 +47,17 @@ FORMULAS: Final[dict[str, Formula]] = {}
 """What generated kernels compute, by operation."""
 
 
-def formulas(dtypes: str, ops: Iterable[str] | Mapping[str, Formula], *, inplace: bool = True) -> None:
-    """Enter operations into both tables, of formulas and of kernels."""
-    given = ops if isinstance(ops, Mapping) else dict.fromkeys(ops, Formula())
-    FORMULAS.update(given)
-    KERNELS(*given, dtypes=dtypes, inplace=inplace)(_single)
+def formulas(*ops: str, dtypes: str = "", inplace: bool | None = None, **special: Formula) -> None:
+    """Enter operations into both tables, of formulas and of kernels.
+
+    Args:
+        dtypes, inplace: the types, and whether the kernels work in place; by default as the definitions have it.
+        special: operations whose formulas take more than the sources.
+    """
+    for op, formula in (dict.fromkeys(ops, Formula()) | special).items():
+        FORMULAS[op] = formula
+        writes_over = bool(OPS[op].inplace) if inplace is None else inplace
+        KERNELS(op, dtypes=dtypes or OPS[op].dtypes, inplace=writes_over)(_single)
 
 
 def _single(stream: OpenCLStream, op: str, out: Arg, *srcs: Arg, **attrs: Any) -> Call:

@@ -12,8 +12,9 @@ from torch import Tensor
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32
+from opweave.graph.opdef import OPS
 from opweave_torch.kernels.binding import in_order, rounded, same_elements, scalar, widening, widening_arrays
-from opweave_torch.kernels.table import FLOATS, HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
+from opweave_torch.kernels.table import HALVES, INTEGERS, KERNELS, NUMBERS, PLAIN, WIDE
 from opweave_torch.memory import tensor
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
@@ -35,7 +36,28 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "sin": torch.sin,
     "cos": torch.cos,
     "tanh": torch.tanh,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "tan": torch.tan,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "erf": torch.erf,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "equal": torch.eq,
+    "not_equal": torch.ne,
 }
+"""torch's own function for each operation that has one, of any family."""
 
 
 def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
@@ -47,17 +69,13 @@ def preset(function: Callable[..., Any], out: Arg, *srcs: Arg) -> Call:
     return partial(function, *operands, out=target)
 
 
-@KERNELS("add", "sub", "mul", "pow", dtypes=NUMBERS, inplace=True)
-@KERNELS("div", dtypes=FLOATS, inplace=True)
-def binary(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
-    return preset(FUNCTIONS[op], out, a, b)
+def function(stream: Stream, op: str, out: Arg, *srcs: Arg) -> Call:
+    """torch's own function, in the types and in place as the definition of the operation has it."""
+    return preset(FUNCTIONS[op], out, *srcs)
 
 
-@KERNELS("neg", "abs", dtypes=NUMBERS, inplace=True)
-@KERNELS("sign", dtypes=INTEGERS, inplace=True)
-@KERNELS("reciprocal", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", inplace=True)
-def unary(stream: Stream, op: str, out: Arg, x: Arg) -> Call:
-    return preset(FUNCTIONS[op], out, x)
+for _op in FUNCTIONS:
+    KERNELS(_op, dtypes=INTEGERS if _op == "sign" else OPS[_op].dtypes, inplace=bool(OPS[_op].inplace))(function)
 
 
 @KERNELS("square", dtypes=NUMBERS, inplace=True)

@@ -14,11 +14,6 @@ from opweave_torch.kernels.table import KERNELS, NUMBERS, PLAIN
 from opweave_torch.memory import tensor
 
 
-@KERNELS("minimum", "maximum", dtypes=PLAIN, inplace=True)
-def extreme(stream: Stream, op: str, out: Arg, a: Arg, b: Arg) -> Call:
-    return preset(torch.minimum if op == "minimum" else torch.maximum, out, a, b)
-
-
 @KERNELS("clamp", dtypes=NUMBERS, inplace=True)
 def clamp(stream: Stream, op: str, out: Arg, x: Arg, *, min: float, max: float) -> Call:
     """A bound that was rounded to a half type bounds the rounded values as the exact one does."""
