@@ -81,16 +81,15 @@ def _function(call: Call, x: Tensor) -> Tensor:
     return {"Log": ow.log, "Softplus": ow.softplus, "HardSwish": ow.hardswish}[call.node.op](x)
 
 
-@operator("Greater")
-@_paired
-def _greater(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return ow.greater(a, b)
+_PAIRS: Final[dict[str, Callable[[Any, Any], Tensor]]] = {
+    "Greater": ow.greater, "GreaterOrEqual": ow.greater_equal, "And": ow.minimum, "Or": ow.maximum, "Xor": ow.not_equal,
+}  # fmt: skip
 
 
-@operator("GreaterOrEqual")
+@operator(*_PAIRS)
 @_paired
-def _greater_equal(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return ow.greater_equal(a, b)
+def _pair(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    return _PAIRS[call.node.op](a, b)
 
 
 @operator("Mul")
@@ -208,24 +207,6 @@ def _mean(call: Call, *inputs: Tensor) -> Tensor:
 
 
 # --- logic ----------------------------------------------------------------------------------------------------------
-
-
-@operator("And")
-@_paired
-def _and(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return ow.minimum(a, b)
-
-
-@operator("Or")
-@_paired
-def _or(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return ow.maximum(a, b)
-
-
-@operator("Xor")
-@_paired
-def _xor(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return ow.not_equal(a, b)
 
 
 @operator("Not")
