@@ -1,5 +1,8 @@
 """The public names of `opweave` besides the operations, which `opweave.ops` exports."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from opweave.contract import Arg, Backend, Group, Kind, MemorySpace, Step, Usage
 from opweave.contract.kernels import KernelTable
 from opweave.errors import (
@@ -64,78 +67,48 @@ from opweave.runtime.stream import Stream
 from opweave.scheduler import Program, Scheduler
 
 __all__ = [
-    "DTYPES",
-    "AllocationError",
-    "Arg",
-    "Backend",
-    "Blocks",
-    "BoundsError",
-    "Broken",
-    "Buffer",
-    "BufferType",
-    "Cancelled",
-    "CheckpointError",
-    "DType",
-    "DTypeError",
-    "Device",
-    "DeviceLostError",
-    "ExecutionError",
-    "FormatError",
-    "GradientError",
-    "Graph",
-    "Group",
-    "HazardError",
-    "Incompatible",
-    "KernelTable",
-    "Kind",
-    "LayoutError",
-    "LifetimeError",
-    "MemorySpace",
-    "NameConflict",
-    "OpDef",
-    "OpweaveError",
-    "PathError",
-    "Placement",
-    "PluginError",
-    "PluginRecord",
-    "Program",
-    "Registry",
-    "Scheduler",
-    "SchedulerError",
-    "ShapeError",
-    "Spec",
-    "Step",
-    "Stream",
-    "Tensor",
-    "Unavailable",
-    "UnknownNameError",
-    "UnsupportedOpError",
-    "Usage",
-    "Weights",
-    "as_dtype",
-    "backend",
-    "backends",
-    "best_device",
-    "constant",
-    "default_devices",
-    "define_op",
-    "device",
-    "devices",
-    "hookimpl",
-    "input",
-    "load",
-    "load_all",
-    "load_all_from_path",
-    "open_device",
-    "place",
-    "plugins",
-    "read",
-    "register",
-    "register_device",
-    "rescan",
-    "scope",
-    "state",
-    "unload",
-    "weights",
-    "write",
-]
+    "DTYPES", "AllocationError", "Arg", "Backend", "Blocks", "BoundsError", "Broken", "Buffer", "BufferType",
+    "Cancelled", "CheckpointError", "DType", "DTypeError", "Device", "DeviceLostError", "ExecutionError",
+    "FormatError", "GradientError", "Graph", "Group", "HazardError", "Incompatible", "KernelTable", "Kind",
+    "LayoutError", "LifetimeError", "MemorySpace", "NameConflict", "OpDef", "OpweaveError", "PathError",
+    "Placement", "PluginError", "PluginRecord", "Program", "Registry", "Scheduler", "SchedulerError",
+    "ShapeError", "Spec", "Step", "Stream", "Tensor", "Unavailable", "UnknownNameError", "UnsupportedOpError",
+    "Usage", "Weights", "as_dtype", "backend", "backends", "best_device", "constant", "default_devices",
+    "define_op", "device", "devices", "hookimpl", "input", "load", "load_all", "load_all_from_path",
+    "open_device", "place", "plugins", "read", "register", "register_device", "rescan", "scope", "state",
+    "unload", "weights", "write",
+]  # fmt: skip
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Tensors and graphs": (
+        "DTYPES", "DType", "Graph", "OpDef", "Tensor", "as_dtype", "constant", "define_op", "from_dlpack",
+        "gradients", "input", "scope",
+    ),
+    "Weights, states and memory": (
+        "Blocks", "KVCache", "Placement", "Sharded", "Spec", "Weights", "load_weights", "place", "read",
+        "state", "weights", "write",
+    ),
+    "Running": (
+        "Function", "Program", "Scheduler", "ThreadPool", "combine", "compile",
+    ),
+    "Looking inside": (
+        "compare", "copy_graph", "profile_run", "trace",
+    ),
+    "Plugins and devices": (
+        "PluginRecord", "Registry", "backend", "backends", "best_device", "default_devices", "device",
+        "devices", "hookimpl", "load", "load_all", "load_all_from_path", "open_device", "plugins", "register",
+        "register_device", "rescan", "unload",
+    ),
+    "For authors of backends": (
+        "Arg", "Backend", "Buffer", "BufferType", "Device", "Group", "KernelTable", "Kind", "MemorySpace",
+        "Step", "Stream", "Usage",
+    ),
+    "Errors": (
+        "AllocationError", "BoundsError", "Broken", "Cancelled", "CheckpointError", "DTypeError",
+        "DeviceLostError", "ExecutionError", "FormatError", "GradientError", "HazardError", "Incompatible",
+        "LayoutError", "LifetimeError", "NameConflict", "OpweaveError", "OpweaveWarning", "PathError",
+        "PluginError", "SchedulerError", "ShapeError", "Unavailable", "UnknownNameError", "UnsupportedOpError",
+    ),
+}  # fmt: skip
+"""The public names besides the operations, those that are imported when they are asked for too, by what they are for.
+Each name is in one group; ``docs/names.md`` shows them with what they do."""
