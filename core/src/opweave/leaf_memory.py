@@ -29,6 +29,7 @@ from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor
 from opweave.host.storage import array_shape, read, write
 from opweave.ops.quantization import quantize
+from opweave.progress import shown
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.device import Device
 from opweave.runtime.memory import BufferType
@@ -125,7 +126,8 @@ def _upload(
     """Copy arrays into one buffer, in parts if it exceeds the largest buffer."""
     whole, offsets = kind.alloc_chunked([kind.alloc_size(tensor) for tensor, _ in pairs], Usage.WEIGHTS)
     buffers.append(whole)
-    for (tensor, array), offset in zip(pairs, offsets, strict=True):
+    placed = list(zip(pairs, offsets, strict=True))
+    for (tensor, array), offset in shown(placed, f"uploading to {kind.device.name}"):
         part, local = whole.locate(offset, kind.alloc_size(tensor))
         handle = part.init(tensor, local).handle
         part.upload(local, array)

@@ -174,7 +174,7 @@ def test_warm_compiles_and_changes_nothing():
 
 
 def test_warming_that_takes_long_shows_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("opweave.scheduler.run.warm.PATIENCE", -1.0)
+    monkeypatch.setattr("opweave.progress.PATIENCE", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     x = ow.input("x", 3)
     with ow.Scheduler(FunctionalDevice()) as scheduler:
