@@ -93,13 +93,13 @@ def test_servers_that_trust_each_other_copy_directly_over_tls(token, files, trus
         )
         values = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
         read = []
-        right = RemoteDevice._download
+        right = RemoteDevice.fetch
 
         def download(*args):
             read.append(args)
             right(*args)
 
-        monkeypatch.setattr(RemoteDevice, "_download", download)
+        monkeypatch.setattr(RemoteDevice, "fetch", download)
         with one.alloc(1 << 20) as source, two.alloc(1 << 20) as target, two.open() as stream:
             source.upload(0, values)
             assert stream.copy_from(target, 0, source, 0, 1 << 20)

@@ -49,7 +49,7 @@ class QueuedEvent:
 class WorkerStream(Stream):
     """Runs the work of another stream on a thread of its own. Made by ``device.open(worker=True)``.
 
-    StreamState only queues. The thread submits to the inner stream, and waits for events of streams of any class. After
+    Submitting only queues. The thread submits to the inner stream, and waits for events of streams of any class. After
     a failure the thread drops queued work until `synchronize` has raised the failure.
 
     Args:
@@ -93,8 +93,9 @@ class WorkerStream(Stream):
         self._check_open()
         event.raise_failure()
         if event.stream is not self and not event.done:
-            self.call(partial(self._await, event))
-        event.raise_failure()
+            self.call(partial(self._await, event))  # from here on a failure of it is one of this stream, told once
+        else:
+            event.raise_failure()
 
     def _await(self, event: Event) -> None:
         handle = event.handle
