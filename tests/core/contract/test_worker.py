@@ -243,3 +243,34 @@ def test_a_stream_in_a_cycle_that_nobody_closed_is_collected():
         cycle.stream.call(int)
         del cycle
         gc.collect()
+
+
+def test_a_failure_that_arrives_while_a_stream_begins_to_wait_is_told_once(monkeypatch):
+    gate, go = threading.Event(), threading.Event()
+
+    def fail():
+        go.wait(10)
+        raise Boom("late")
+
+    failing, waiting = HostDevice().open(worker=True), HostDevice().open(worker=True)
+    failing.call(fail)
+    event = failing.record()
+    queue = waiting.call
+
+    def queue_and_let_fail(work):
+        queue(work)
+        go.set()
+        with pytest.raises(ow.ExecutionError):
+            event.synchronize()
+        gate.set()
+
+    monkeypatch.setattr(waiting, "call", queue_and_let_fail)
+    waiting.wait(event)
+    assert gate.is_set()
+    with pytest.raises(ow.ExecutionError, match="late"):
+        waiting.synchronize()
+    waiting.recover()
+    waiting.synchronize()
+    failing.recover()
+    for stream in (failing, waiting):
+        stream.close()
