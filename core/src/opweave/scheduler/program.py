@@ -78,11 +78,12 @@ class PlannedGraph:
         partition: the graph divided into splits.
     """
 
-    __slots__ = ("_slots", "partition")
+    __slots__ = ("_memory", "_slots", "partition")
 
     def __init__(self, partition: Partition, slots: int = 1) -> None:
         self.partition: Final = partition
         self._slots: Final = slots
+        self._memory: dict[str, MemoryUse] | None = None  # once it was asked for
 
     @property
     def splits(self) -> Sequence[Split]:
@@ -142,9 +143,11 @@ class PlannedGraph:
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device that a program built of this graph takes as the first one of its scheduler: planned as for
         the program, and not allocated. What libraries take for themselves is known once there is a program."""
-        targets = self.partition.assignment.targets
-        plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
-        return memory_use(self.partition, plan.nbytes)
+        if self._memory is None:
+            targets = self.partition.assignment.targets
+            plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
+            self._memory = memory_use(self.partition, plan.nbytes)
+        return self._memory
 
     def explain(self) -> Explanation:
         """As `Program.explain`, without the memory that a program takes."""

@@ -142,13 +142,13 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
     """Errors that moving sources and results does not show: of large terms within the operation that cancel."""
     op = tensor.op
     assert op is not None
-    wide = [array.astype(np.float64) for array in arrays[:4]]
-    eps = 2.0**-48 if tensor.dtype is f64 else 2.0**-20
     if op.name in SATURATING:
-        return (2.0**-54 if tensor.dtype is f64 else 2.0**-25) * (1.0 if op.name == "sigmoid" else np.abs(wide[0]))
+        last_place = 2.0**-54 if tensor.dtype is f64 else 2.0**-25
+        return last_place * (1.0 if op.name == "sigmoid" else np.abs(arrays[0].astype(np.float64)))
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
-        grad, q, k, v = wide
+        grad, q, k, v = [array.astype(np.float64) for array in arrays[:4]]
+        eps = 2.0**-48 if tensor.dtype is f64 else 2.0**-20
         largest = max(float(np.abs(q).max(initial=0)), float(np.abs(k).max(initial=0)))
         gains = float(np.abs(grad).max(initial=0) * np.abs(v).max(initial=0)) * v.shape[-1]
         return eps * gains * largest * float(tensor.attrs["scale"] or 1.0)
