@@ -110,6 +110,43 @@ def test_a_late_failure_names_the_device_and_the_states_that_its_split_writes():
     s.close()
 
 
+class WatchedStream(ThreadStream):
+    def recover(self) -> None:
+        device: Any = self.device
+        device.recovering()
+        super().recover()
+
+
+class Watched(Reference):
+    """Tells when its stream recovers."""
+
+    recovering: Any
+
+    def _open(self, **params: Any) -> ThreadStream:
+        return WatchedStream(self, self.delay)
+
+
+def test_no_stream_recovers_while_another_one_still_works_on_the_run_that_failed():
+    first, slow = Watched("first"), Reference("slow", delay=0.05)
+    ended: list[bool] = []
+    first.recovering = lambda: ended.append(end.done)
+    with ow.Scheduler([first, slow], parallel=True) as scheduler:
+        x = ow.input("x", (4,))
+        fails, works = ow.neg(x), ow.exp(x)
+        program = scheduler.build([fails, works], pins={fails: first, works: slow})
+        program.run(x=np.zeros(4, F))
+        ended.clear()
+        first.fails = "neg"
+        future = program.submit(x=np.zeros(4, F))
+        end = scheduler.streams[1].record()
+        with pytest.raises(ow.ExecutionError, match="planted in neg"):
+            future.result(60)
+        assert ended
+        assert all(ended)
+        first.fails = ""
+        assert program.run(x=np.ones(4, F))[0].tolist() == [-1] * 4
+
+
 def test_fed_arrays_may_change_as_soon_as_run_returns():
     device = Reference("slow", delay=0.01)
     x = ow.input("x", (16,))

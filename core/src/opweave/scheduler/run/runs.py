@@ -119,9 +119,16 @@ class Run:
             self.run_list.caller.do()
 
     def wait(self) -> None:
-        """Wait for the end; raises what a stream failed with."""
+        """Wait for the end on all streams; raises what the first of them failed with. Where only the failed one had
+        ended, others would still be working while the executor lets streams recover."""
+        failure: Exception | None = None
         for end in self.ends:
-            end.synchronize()
+            try:
+                end.synchronize()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def fail(self, error: BaseException) -> None:
         self.error, self.ended = error, True
