@@ -182,9 +182,32 @@ def test_a_session_reads_weights_where_they_lie(device, monkeypatch):
     weight = model.weight("w0", f32, array.shape)
     model.output(model("MatMul", model.input("in0", f32, (1, 64)), weight), f32, (1, 64))
     value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    session = Session(model.serialized(), {"w0": value}, device.provider, device.options, 1)
+    session = Session(model.serialized(), {"w0": value}, ["w0"], device.provider, device.options, 1)
     array[:] = 3
     assert session.native.run(None, {"in0": np.ones((1, 64), np.float32)})[0][0, 0] == 3 * 64
+
+
+JOINED = {
+    "where": (lambda w, x, z: ow.where(w, x, z), np.where, bool),
+    "where between": (lambda w, x, z: ow.where(x > z, w, z), lambda w, x, z: np.where(x > z, w, z), np.float32),
+    "add": (lambda w, x, z: (x + w) * z, lambda w, x, z: (x + w) * z, np.float32),
+    "maximum": (lambda w, x, z: ow.maximum(ow.maximum(x, w), z), lambda w, x, z: np.maximum(np.maximum(x, w), z),
+                np.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3, 1), (1, 3), (3,), (3, 3, 3), (1, 3, 3), (3, 1, 3)], ids=str)
+@pytest.mark.parametrize("joined", JOINED)
+def test_a_weight_beside_transposed_values_keeps_its_axes(device, joined, shape):
+    """ONNX Runtime moves the transposition behind the operator and transposes the weight instead."""
+    ours, truth, kind = JOINED[joined]
+    rng = np.random.default_rng(0)
+    x, z = rng.standard_normal((2, 3, 3)).astype(np.float32)
+    w = (rng.standard_normal(shape) > 0) if kind is bool else rng.standard_normal(shape).astype(kind)
+    with ow.Scheduler(device) as scheduler:
+        values = ow.input("x", (3, 3)).T, ow.input("z", (3, 3)).T
+        program = scheduler.build(ours(ow.weights({"w": w})["w"], *values))
+        assert np.array_equal(program.run(x=x, z=z), truth(w, x.T, z.T))
 
 
 def test_copies_that_onnx_runtime_packs_are_counted_once_a_session_and_can_be_declined(device, monkeypatch):

@@ -152,10 +152,12 @@ def _session(stream: OrtStream, bound: Bound, model: Model, threads: int | Threa
     keep: list[Any] = [*packed, *prepared, *[arg.buffer for arg in args.values()]]
     repacked = _packed_by_the_library(structure) if flag(PACK_VARIABLE, True) else 0
     repacked += sum([weight.nbytes for weight in packed])  # others are counted as weights of the program
+    in_place = model.read_in_place
+    repacked += sum([nbytes(w.shape, w.dtype) for w in model.weights if w.name not in in_place])
     wide = any(node.dtype is f64 for node in structure.nodes)
     return Session(
-        model.serialized(pattern), _weights(structure, args), stream.provider, stream.provider_options, threads, keep,
-        wide, repacked, pattern,
+        model.serialized(pattern), _weights(structure, args), in_place, stream.provider, stream.provider_options,
+        threads, keep, wide, repacked, pattern,
     )  # fmt: skip
 
 

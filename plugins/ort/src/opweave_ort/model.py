@@ -22,6 +22,10 @@ OPSET: Final = 21
 IR_VERSION: Final = 10
 """The version of the file format that belongs to `OPSET`."""
 
+IN_PLACE: Final = frozenset({"Conv", "ConvTranspose", "Gather", "Gemm", "MatMul", "MatMulNBits"})
+"""Operators whose weights sessions read where they lie. Weights of others are copied: ONNX Runtime's optimizers may
+transpose or reshape such initializers under their names, and then the bytes that lie there are not those."""
+
 WEIGHTS_FILE: Final = "weights"
 """Where models say that weights are. There is no such file: the session gets the weights as values."""
 
@@ -159,6 +163,12 @@ class Model:
     def integers(self, *values: int) -> str:
         """A constant vector of i64, as operators want shapes, axes and positions."""
         return self.constant(np.array(values, np.int64))
+
+    @property
+    def read_in_place(self) -> set[str]:
+        """The names of weights that only operators of `IN_PLACE` read."""
+        elsewhere = {source for node in self.nodes if node.kind not in IN_PLACE for source in node.sources}
+        return {weight.name for weight in self.weights} - elsewhere
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -34,7 +34,8 @@ class Session:
 
     Args:
         model: the serialized model.
-        weights: name -> array of each initializer that the model only declares. The session reads them where they are.
+        weights: name -> array of each initializer that the model only declares.
+        in_place: the names of those that the session reads where they are; of others it keeps copies.
         provider, options: what runs it. ONNX Runtime's kernels for the CPU run what it does not.
         threads: how many, or the pool that says so.
         keep: objects that own the memory of the weights.
@@ -50,6 +51,7 @@ class Session:
         self,
         model: bytes,
         weights: Mapping[str, Any],
+        in_place: Collection[str],
         provider: Provider,
         options: Mapping[str, str],
         threads: int | ThreadPool,
@@ -58,7 +60,7 @@ class Session:
         repacked: int = 0,
         pattern: Pattern | None = None,
     ) -> None:
-        self._open = partial(_opened, model, provider, options, threads, wide)
+        self._open = partial(_opened, model, in_place, provider, options, threads, wide)
         self._token: object = None
         self.native = self._open(weights)
         self.repacked: Final = repacked
@@ -93,6 +95,7 @@ class Session:
 
 def _opened(
     model: bytes,
+    in_place: Collection[str],
     provider: Provider,
     options: Mapping[str, str],
     threads: int | ThreadPool,
@@ -103,8 +106,8 @@ def _opened(
     settings = RUNTIME.options(threads)
     # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
     settings.add_external_initializers(list(weights), list(weights.values()))
-    for name, value in weights.items():
-        settings.add_initializer(name, value)
+    for name in in_place:
+        settings.add_initializer(name, weights[name])
     # MatMulScaleFusion rounds the factors of products to f32.
     disabled = ["MatMulScaleFusion"] if wide else None
     chosen = [(provider.name, dict(options))]
@@ -158,7 +161,7 @@ def probe(provider: Provider, options: Mapping[str, str]) -> Exception | None:
     model = Model()
     model.output(model("Add", *[model.input("in0", f32, (1,))] * 2), f32, (1,))
     try:
-        session = Session(model.serialized(), {}, provider, options, 1)
+        session = Session(model.serialized(), {}, (), provider, options, 1)
     except Exception as error:  # ONNX Runtime's errors have no class in common
         return error
     if provider.name in session.native.get_providers():
