@@ -89,6 +89,19 @@ def test_indices_outside_are_named(operator):
         loaded.run({**loaded.examples(), "ids": ids})
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "fed"])
+@pytest.mark.parametrize("ids", [[1], [-1, 2], [1, 2, 0]], ids=str)
+@pytest.mark.parametrize("operator", ["ScatterND", "GatherND"])
+def test_one_place_has_no_axis_of_its_own(operator, ids, known, placement):
+    x, ids = floats(2, 3, 4), np.array(ids)
+    inputs = [value("x", F32, [2, 3, 4]), "ids" if known else value("ids", I64, [len(ids)])]
+    feeds = {"x": x} if known else {"x": x, "ids": ids}
+    if operator == "ScatterND":
+        inputs.append(value("u", F32, [2, 3, 4][len(ids) :]))
+        feeds["u"] = floats(*[2, 3, 4][len(ids) :])
+    agree(made(operator, inputs, {"ids": ids} if known else {}), feeds, placement)
+
+
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("corners", [0, 1])

@@ -210,6 +210,16 @@ def test_a_weight_beside_transposed_values_keeps_its_axes(device, joined, shape)
         assert np.array_equal(program.run(x=x, z=z), truth(w, x.T, z.T))
 
 
+def test_sizes_that_share_a_session_have_results_without_axes(device):
+    """The number that the sum is divided by differs, so that it becomes an input of the session for both."""
+    with ow.Scheduler(device) as scheduler:
+        programs = [scheduler.build(ow.var(ow.input("x", (n, n)).T)) for n in (3, 2)]
+        for n, program in zip((3, 2), programs, strict=True):
+            x = np.arange(n * n, dtype=np.float32).reshape(n, n)
+            assert program.run(x=x).shape == ()
+            np.testing.assert_allclose(program.run(x=x), x.var(ddof=1), rtol=1e-6)
+
+
 def test_copies_that_onnx_runtime_packs_are_counted_once_a_session_and_can_be_declined(device, monkeypatch):
     arrays = {"w": np.ones((96, 64), np.float32)}
 

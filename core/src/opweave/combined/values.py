@@ -88,10 +88,10 @@ class Values(ArrayLibrary):
         return array if array.shape == tuple(shape) else Value(array.to_host().reshape(shape), weight=array.weight)
 
     def take(self, array: Value, index: Any) -> Value:
-        return Value(np.ascontiguousarray(array.to_host()[index]))
+        return Value(np.asarray(array.to_host()[index], order="C"))
 
     def transpose(self, array: Value, axes: Sequence[int]) -> Value:
-        return Value(np.ascontiguousarray(array.to_host().transpose(axes)))
+        return Value(np.asarray(array.to_host().transpose(axes), order="C"))
 
     def broadcast_to(self, array: Value, shape: Shape) -> Value:
-        return Value(np.ascontiguousarray(np.broadcast_to(array.to_host(), shape)))
+        return Value(np.asarray(np.broadcast_to(array.to_host(), shape), order="C"))

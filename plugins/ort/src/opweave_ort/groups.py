@@ -110,7 +110,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     pool = stream.pool if stream.pool is not None and threads > 1 else threads
     session = SESSIONS.get(key, model, partial(_session, stream, bound, model, pool))
     assert session.pattern is not None
-    constants = {n: np.ascontiguousarray(a) for n, a in model.constants.items() if n not in session.pattern.constants}
+    constants = {n: np.asarray(a, order="C") for n, a in model.constants.items() if n not in session.pattern.constants}
     inputs, before, copied = [], [], []
     kept: list[Any] = [constants]
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
@@ -215,7 +215,7 @@ def _value(arg: Arg) -> Any:
     assert arg.buffer is not None
     shape = whole_of(arg)
     if shape is None:
-        array = np.ascontiguousarray(_unrepeated(arg))
+        array = np.asarray(_unrepeated(arg), order="C")
     else:
         array = arg.buffer.view(arg.offset, arg.dtype, shape, dense_strides(shape, arg.dtype))
     return _shared(array, arg.dtype)

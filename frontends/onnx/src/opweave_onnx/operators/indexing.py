@@ -54,7 +54,7 @@ def _gather_nd(call: Call, x: Tensor, ids: Tensor) -> Tensor:
     batch, depth = call.get("batch_dims", 0), ids.shape[-1]
     lengths = x.shape[batch : batch + depth]
     flat = ow.reshape(x, (prod(x.shape[: batch + depth]), *x.shape[batch + depth :]))
-    each = np.arange(prod(x.shape[:batch])).reshape(*x.shape[:batch], *[1] * (ids.ndim - 1 - batch))
+    each = np.arange(prod(x.shape[:batch])).reshape((*x.shape[:batch], *[1] * (ids.ndim - 1 - batch)))
     return ow.embedding(flat, flat_place(call, last_axis_parts(call, ids), lengths, first=each * prod(lengths)))
 
 
@@ -63,7 +63,7 @@ def last_axis_parts(call: Call, ids: Tensor) -> list[Tensor]:
     known = call.trace.session.array(ids)
     if known is None:
         return [ids[..., i] for i in range(ids.shape[-1])]
-    return [call.tensor(np.ascontiguousarray(known[..., i])) for i in range(ids.shape[-1])]
+    return [call.tensor(np.asarray(known[..., i], order="C")) for i in range(ids.shape[-1])]
 
 
 def flat_place(
@@ -86,7 +86,7 @@ def flat_place(
         place = here if place is None else place * n + here
     place = place if stride == 1 else place * stride
     if first is not None:
-        place = place + call.tensor(first.astype(np.int64))
+        place = place + call.tensor(np.asarray(first, np.int64))
     session = call.trace.session
     return place if any(session.array(p) is None for p in parts) else call.tensor(fold(place, session.array))
 

@@ -88,7 +88,7 @@ def _cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
 @host_operation("bitcast")
 def _bitcast(x: Array, *, to: DType) -> Array:
     """The bits of x in another type of the same size."""
-    return np.ascontiguousarray(x).view(to.numpy)
+    return np.asarray(x, order="C").view(to.numpy)
 
 
 @operator("BitCast")
