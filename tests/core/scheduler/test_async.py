@@ -129,6 +129,7 @@ class Watched(Reference):
 def test_no_stream_recovers_while_another_one_still_works_on_the_run_that_failed():
     first, slow = Watched("first"), Reference("slow", delay=0.05)
     ended: list[bool] = []
+    end: ow.Event
     first.recovering = lambda: ended.append(end.done)
     with ow.Scheduler([first, slow], parallel=True) as scheduler:
         x = ow.input("x", (4,))
