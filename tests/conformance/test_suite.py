@@ -122,6 +122,19 @@ def test_a_run_in_which_nothing_was_run_is_a_problem(using: Registry, monkeypatc
     assert refused.problems() == ["nothing was run: all 2 checks are refused"]
 
 
+def test_a_sample_has_each_operation_in_each_type_before_any_twice(using: Registry) -> None:
+    whole = Suite("sound", levels=[2, 4], using=using)
+    drawn = Suite("sound", levels=[2, 4], using=using, sample=True)
+    assert sorted(item.name for item in drawn.items) == sorted(item.name for item in whole.items)
+    groups = [(item.check.op or item.check.id, item.check.dtype) for item in drawn.items]
+    assert set(groups[: len(set(groups))]) == set(groups)
+    again = Suite("sound", levels=[2, 4], using=using, sample=True)
+    assert [item.name for item in again.items] == [item.name for item in drawn.items]
+    other = Suite("sound", levels=[2, 4], using=using, sample=True, seed=1)
+    assert [item.name for item in other.items] != [item.name for item in drawn.items]
+    assert drawn.filtered, "patterns of checks that were not reached match nothing"
+
+
 def test_numbers_for_people(using: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     def why_not(self, step):
         return "no f16" if step.out.dtype.name == "f16" else "no tanh" if step.op == "tanh" else None
@@ -240,6 +253,13 @@ def command(using: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return int(caught.value.code or 0), out, err
 
     return call
+
+
+def test_a_sample_takes_its_time_and_no_longer(command) -> None:
+    code, out, _ = command("--level", "2", "--seconds", "0.3", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert 0 < len(found["results"]) < found["checks"]
 
 
 class TestCommand:

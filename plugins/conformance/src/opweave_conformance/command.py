@@ -62,6 +62,16 @@ def conformance(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
     ] = 60,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            metavar="SECONDS",
+            min=0.001,
+            help="Only as many checks as this time is enough for: a sample, drawn by the seed, in which each operation "
+            "comes once in each type before any comes twice.",
+        ),
+    ] = None,
 ) -> None:
     """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
     leave_out_deadly([name, beside] if beside else [name])
@@ -78,9 +88,9 @@ def conformance(
         make_combinations((name, beside))
         suite = Suite(
             name, levels=level or (), only=only or (), seed=seed, expectations=expectations, config=config or "",
-            beside=beside, seconds=timeout,
+            beside=beside, seconds=timeout, sample=seconds is not None,
         )  # fmt: skip
-        _perform(suite, quiet=as_json)
+        _perform(suite, quiet=as_json, limit=seconds)
     if as_json:
         print_json(document(suite, core_version()))
     else:
@@ -91,13 +101,16 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _perform(suite: Suite, *, quiet: bool) -> None:
-    """Perform all checks. Progress goes to standard error: a bar on terminals, else lines, and each failure at once."""
+def _perform(suite: Suite, *, quiet: bool, limit: float | None = None) -> None:
+    """Perform all checks, or as many as begin within ``limit`` seconds. Progress goes to standard error: a bar on
+    terminals, else lines, and each failure at once."""
     start = shown = perf_counter()
     with progress(MofNCompleteColumn(), TimeRemainingColumn(), quiet=quiet) as bar:
         total, lines, failed = len(suite.items), bar.disable and not quiet, 0
         task = bar.add_task(suite.name, total=total)
         for done, item in enumerate(suite.items, 1):
+            if limit is not None and perf_counter() - start >= limit:
+                break
             result = suite.perform(item)
             failed += result.status == "failed"
             bar.update(task, advance=1, description=f"{suite.name}: {failed} failed" if failed else suite.name)
@@ -148,7 +161,8 @@ def _print(suite: Suite, seconds: float) -> None:
     console.print()
     for problem in suite.problems():
         console.print(Text(problem, "red"))
-    console.print(_counted("", dict(totals(suite.results))), Text(f"in {seconds:.1f} s, seed {suite.seed}"))
+    of = f", {len(suite.results):,} of {len(suite.items):,} checks" if suite.sample else ""
+    console.print(_counted("", dict(totals(suite.results))), Text(f"in {seconds:.1f} s, seed {suite.seed}{of}"))
 
 
 _COLOURS = {"passed": "green", "failed": "bold red", "xfailed": "yellow"}

@@ -88,6 +88,7 @@ def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> 
         "devices": [device.name for device in suite.devices],
         "levels": {str(level): LEVELS[level] for level in suite.levels},
         "seed": suite.seed,
+        "checks": len(suite.items),
         "ok": not counts["failed"] and not problems,
         "totals": dict(counts),
         "problems": problems,

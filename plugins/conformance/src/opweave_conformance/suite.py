@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from opweave import registry
 from opweave.errors import UnknownNameError
@@ -52,6 +55,8 @@ class Suite:
         config: the file that the expectations were read from, for the command that repeats a check.
         beside: name of a further second device for level 4.
         seconds: timeout of a check of level 3 and above.
+        sample: order the checks at random, by the seed, so that the first ones are a sample of all: each operation in
+            each type comes once before any comes twice. The caller may stop performing at any check.
         using: the registry that has the backend; default: that of the process.
 
     Attributes:
@@ -74,6 +79,7 @@ class Suite:
         config: str = "",
         beside: str = "",
         seconds: float = SECONDS,
+        sample: bool = False,
         using: Registry | None = None,
     ) -> None:
         found = using or registry.REGISTRY
@@ -99,13 +105,14 @@ class Suite:
         if beside:
             self._checks += checks_with(f"beside-{beside}", partial(found.device, beside))
             found.device(beside)
-        self.items: Final = self._select()
+        self.sample: Final = sample
+        self.items: Final = self._sampled(self._select()) if sample else self._select()
         self.results: Final[list[Result]] = []
 
     @property
     def filtered(self) -> bool:
         """Whether the arguments leave checks out."""
-        return bool(self.only) or self.levels != tuple(LEVELS) or ":" in self.name
+        return self.sample or bool(self.only) or self.levels != tuple(LEVELS) or ":" in self.name
 
     @property
     def hung(self) -> bool:
@@ -124,6 +131,16 @@ class Suite:
                 name = f"{device.name}/{check.id}" if several and check.per_device else check.id
                 items.append(Item(check, device, name))
         return items
+
+    def _sampled(self, items: list[Item]) -> list[Item]:
+        shuffled = [items[k] for k in np.random.default_rng(self.seed).permutation(len(items))]
+        seen: Counter[tuple[str, str, str]] = Counter()
+        rounds: list[int] = []
+        for check, device, _ in shuffled:
+            group = (device.name, check.op or check.id, check.dtype)
+            rounds.append(seen[group])
+            seen[group] += 1
+        return [shuffled[k] for k in sorted(range(len(items)), key=rounds.__getitem__)]
 
     def perform(self, item: Item) -> Result:
         """Perform one check and note its result."""

@@ -1,0 +1,387 @@
+"""How fast is it? opweave beside torch eager, ``torch.compile(mode="reduce-overhead")`` and a CUDA graph made by hand.
+
+All contestants do the same: inputs come from arrays of the host, the result goes back there. They take turns in one
+process; figures are medians, by the wall clock and by events of the device around the same runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+import opweave as ow
+from benchmarks._jobs import Array
+from benchmarks._measure import seconds
+from benchmarks._minilm import Weighted
+from benchmarks.card import models
+from benchmarks.card.hardware import Hardware, hardware
+from benchmarks.card.part import Context
+from opweave.graph.work import work
+
+__all__ = ["chain_of_additions", "compile_ahead", "decoder", "encoder", "peaks", "training"]
+
+Run = Callable[[], Any]
+LIMIT: Final = 1.05
+"""Times a CUDA graph made by hand that a run may take."""
+
+ENOUGH: Final = 6.0
+"""Seconds that a row takes at least, torch's compiler left out."""
+
+ENOUGH_TO_COMPILE: Final = 15.0
+
+# --- what the card can do -------------------------------------------------------------------------------------------
+
+
+class Peaks(NamedTuple):
+    """Bytes a second of a copy on the device, read and written, and floating-point operations a second of products."""
+
+    bandwidth: float
+    flops: Mapping[str, float]
+
+
+def _best(card: Hardware, run: Run, samples: int) -> float:
+    run()
+    card.synchronize()
+    return min(card.seconds(run) for _ in range(samples))
+
+
+def measured_peaks(card: Hardware, *, short: bool) -> Peaks:
+    size, width, samples = (1 << 20, 128, 2) if short else (1 << 30, 8192, 5)
+    if card.target.type == "cpu" and not short:
+        size, width = 1 << 26, 1024
+    source = torch.empty(size, dtype=torch.uint8, device=card.target)
+    target = torch.empty_like(source)
+    bandwidth = 2 * size / _best(card, partial(target.copy_, source), samples)
+    del source, target
+    flops = {}
+    for name, dtype in {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}.items():
+        n = width // 2 if name == "f32" else width
+        a = torch.randn(n, n, device=card.target).to(dtype)
+        b, out = torch.randn(n, n, device=card.target).to(dtype), torch.empty_like(a)
+        flops[name] = 2 * n**3 / _best(card, partial(torch.mm, a, b, out=out), samples)
+    return Peaks(bandwidth, flops)
+
+
+def peaks(context: Context) -> None:
+    """Bandwidth and products of the card by torch, and transfers by opweave's streams."""
+    card = hardware(context.device)
+    found = measured_peaks(card, short=context.short)
+    context.row("peaks", what="copy on the device", GB_per_s=found.bandwidth / 1e9)
+    for name, flops in found.flops.items():
+        context.row("peaks", what=f"product in {name}", TFLOP_per_s=flops / 1e12)
+    with context.trying("transfers"):
+        _transfers(context, card)
+
+
+def _transfers(context: Context, card: Hardware) -> None:
+    size = 1 << 20 if context.short else 1 << 28
+    device = ow.device(context.device)
+    pinned = card.pinned(size).numpy()
+    pageable = np.zeros(size, np.uint8)
+    pattern = np.random.default_rng(context.seed).integers(0, 256, size, np.uint8)
+    samples = 2 if context.short else 5
+    with device.alloc(size) as buffer, device.open() as stream, device.open() as other:
+        busy = _busy_program(context, other)
+        for kind, host in (("pinned", pinned), ("pageable", pageable)):
+            for meanwhile in (False, True):
+                up, down = [], []
+                for _ in range(samples):
+                    host[:] = pattern
+                    computing = busy() if meanwhile else None
+                    up.append(seconds(partial(_queued, stream, stream.upload, buffer, host)))
+                    host[:] = 0
+                    down.append(seconds(partial(_queued, stream, stream.download, buffer, host)))
+                    if computing is not None:
+                        computing.result()
+                    if not np.array_equal(host, pattern):
+                        context.failure(f"transfers, {kind}", "other bytes come back")
+                context.row("transfers", host_memory=kind, while_computing=meanwhile, MiB=size >> 20,
+                            up_GB_per_s=size / min(up) / 1e9, down_GB_per_s=size / min(down) / 1e9)  # fmt: skip
+
+
+def _queued(stream: Any, transfer: Callable[..., Any], buffer: Any, host: Array) -> None:
+    transfer(buffer, 0, host)
+    stream.synchronize()
+
+
+def _busy_program(context: Context, stream: Any) -> Callable[[], Any]:
+    """What begins some milliseconds of products on another stream of the device, and returns their future."""
+    count, width = (2, 64) if context.short else (20, 512) if context.is_stand_in else (200, 4096)
+    scheduler = ow.Scheduler([stream])
+    x = ow.input("x", (width, width))
+    weight = ow.weights({"w": np.full((width, width), 1 / width, np.float32)}, device=context.device)["w"]
+    h = x
+    for _ in range(count):
+        h = ow.linear(h, weight)
+    program = scheduler.build(ow.sum(h))
+    feed = np.ones((width, width), np.float32)
+    program.run(x=feed)
+    program.run(x=feed)
+    return lambda: program.submit(x=feed)
+
+
+# --- the contestants ------------------------------------------------------------------------------------------------
+
+
+class Ours(NamedTuple):
+    """A program of ours, its run, and the queue of the device that it works on."""
+
+    program: Any
+    run: Run
+    queue: Any
+
+
+def ours(task: models.Task, device: str) -> Ours:
+    weights: dict[str, ow.Tensor] = dict(ow.weights(task.arrays, device=device))
+    for name, shape in task.caches.items():
+        weights[name] = ow.state(name, shape, task.dtype, device=device)
+    inputs = {name: ow.input(name, array.shape, array.dtype) for name, array in task.feeds.items()}
+    scheduler = ow.Scheduler(device)
+    program = scheduler.build(task.ours(inputs, weights))
+    return Ours(program, partial(program.run, dict(task.feeds)), getattr(scheduler.streams[0], "queue", None))
+
+
+class Peer:
+    """The same computation in torch.
+
+    Attributes:
+        module: with its weights on the device.
+        inputs: what is fed, on the host.
+    """
+
+    def __init__(self, task: models.Task, card: Hardware) -> None:
+        self.card, names = card, list(task.feeds)
+        weights = {name: models.torch_tensor(array).to(card.target) for name, array in task.arrays.items()}
+        kind = models.torch_tensor(np.zeros(1, models.DTYPES[task.dtype])).dtype
+        for name, shape in task.caches.items():
+            weights[name] = torch.zeros(shape, dtype=kind, device=card.target)
+            torch._dynamo.mark_static_address(weights[name])  # else compiled code would copy what it writes
+        self.module = Weighted(lambda w, *given: task.theirs(dict(zip(names, given, strict=True)), w), weights)
+        self.inputs = [models.torch_tensor(array) for array in task.feeds.values()]
+
+    def _on_device(self) -> list[torch.Tensor]:
+        return [value.to(self.card.target) for value in self.inputs]
+
+    def eager(self) -> Run:
+        def run() -> torch.Tensor:
+            with torch.inference_mode():
+                return self.module(*self._on_device()).cpu()
+
+        return run
+
+    def compiled(self) -> Run:
+        function = torch.compile(self.module, mode="reduce-overhead", fullgraph=True, dynamic=False)
+
+        def run() -> torch.Tensor:
+            with torch.inference_mode():
+                return function(*self._on_device()).cpu()
+
+        for _ in range(3):  # compiles, warms up, records
+            run()
+        return run
+
+    def graph(self) -> Run:
+        with torch.inference_mode():
+            fed = self._on_device()
+            results: list[torch.Tensor] = []
+
+            def compute() -> None:
+                results[:] = [self.module(*fed)]
+
+            replay = self.card.captured(compute)
+
+        def run() -> torch.Tensor:
+            with torch.inference_mode():
+                for target, value in zip(fed, self.inputs, strict=True):
+                    target.copy_(value)
+                replay()
+                return results[0].cpu()
+
+        return run
+
+
+def compare(context: Context, table: str, task: models.Task, peak: Peaks | None) -> None:
+    """A row: ours and the peers in turns."""
+    card = hardware(context.device)
+    context.begin(f"{task.name} {task.dtype}")
+    before = card.taken()
+    own = ours(task, context.device)
+    for _ in range(3):
+        own.run()
+    card.synchronize()
+    taken, planned = card.taken() - before, sum(own.program.memory[context.device][:3])
+    peer = Peer(task, card)
+    runs: dict[str, Run] = {"opweave": own.run}
+    for name, make in (("eager", peer.eager), ("compile", peer.compiled), ("graph", peer.graph)):
+        if name == "compile" and (context.short or (context.is_stand_in and task.dtype != "f32")):
+            continue
+        if name == "compile" and context.left < ENOUGH_TO_COMPILE:
+            context.row("not reached", task=task.name, dtype=task.dtype, why="no time was left for torch.compile")
+            continue
+        try:
+            runs[name] = make()
+        except Exception as error:  # a peer that fails is no failure of ours
+            context.row("peers that failed", task=task.name, dtype=task.dtype, peer=name, why=f"{error!s:.300}")
+    results = {name: np.asarray(_floats(run())) for name, run in runs.items()}
+    for name, got in results.items():
+        differs = float(np.abs(got - results["eager"]).max() / np.abs(results["eager"]).max())
+        if not differs <= task.error:
+            context.failure(f"{task.name} {task.dtype}", f"{name} differs by {differs:.2g} from eager torch")
+    wall, events = _in_turns(context, card, runs, own.queue)
+    nodes = [node for node in own.program.partition.graph.nodes if node.signature is not None]
+    counts = [work(node) for node in nodes]
+    flops, size = sum(count for _, count in counts), sum(array.nbytes for array in task.arrays.values())
+    context.row(
+        table, task=task.name, dtype=task.dtype, nodes=len(nodes),
+        **{f"{name}_us": t * 1e6 for name, t in wall.items()},
+        **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
+        **{f"{name}_event_us": t * 1e6 for name, t in events.items()},
+        **{f"events_over_{name}": events["opweave"] / t for name, t in events.items() if name != "opweave"},
+    )  # fmt: skip
+    figures: dict[str, Any] = {"planned_MiB": planned / 2**20, "taken_MiB": taken / 2**20 if taken else None}
+    if peak is not None:
+        figures |= {
+            "TFLOP_per_s": flops / events["opweave"] / 1e12,
+            "of_products": flops / events["opweave"] / peak.flops[task.dtype],
+            "weights_GB_per_s": size / events["opweave"] / 1e9,
+            "of_bandwidth": size / events["opweave"] / peak.bandwidth,
+        }
+    context.row("memory, and shares of what the card can do", task=task.name, dtype=task.dtype, **figures)
+    if "graph" in wall:
+        context.row("aims", task=f"{task.name} {task.dtype}", over_graph=wall["opweave"] / wall["graph"], limit=LIMIT,
+                    met=wall["opweave"] <= LIMIT * wall["graph"])  # fmt: skip
+    own.program.close()
+
+
+def _floats(result: Any) -> Array:
+    if isinstance(result, torch.Tensor):
+        result = result.float().numpy()
+    return np.asarray(result, np.float64)
+
+
+def _in_turns(
+    context: Context, card: Hardware, runs: Mapping[str, Run], queue: Any
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Medians of the seconds of a run, by the wall clock and by events of the device."""
+    names = list(runs)
+    for run in runs.values():
+        run()
+    most = 3 if context.short else 31
+    once = sum(seconds(run) for run in runs.values())
+    samples = max(3, min(most, round(2.0 / max(once, 1e-6))))
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    events: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(samples):
+        for k in range(len(names)):
+            name = names[(turn + k) % len(names)]
+            card.synchronize()
+            wall[name].append(seconds(runs[name]))
+            card.synchronize()
+            events[name].append(card.seconds(runs[name], queue if name == "opweave" else None))
+    return {n: median(t) for n, t in wall.items()}, {n: median(t) for n, t in events.items()}
+
+
+# --- the tasks ------------------------------------------------------------------------------------------------------
+
+
+def chain_tasks(context: Context) -> Iterator[models.Task]:
+    yield models.additions(100 if context.short else 1000)
+
+
+def encoder_tasks(context: Context) -> Iterator[models.Task]:
+    arrays = models.minilm_arrays(48, 100) if context.short else models.minilm_arrays()
+    sizes: tuple[tuple[int, int], ...] = ((1, 16), (1, 128), (32, 128))
+    if context.is_stand_in:
+        sizes = ((1, 4),) if context.short else ((1, 16), (2, 32))
+    for dtype in models.DTYPES:
+        for batch, tokens in sizes:
+            yield models.encoder(arrays, batch, tokens, dtype)
+
+
+def decoder_tasks(context: Context) -> Iterator[models.Task]:
+    yield models.decoder_step(models.SMALL if context.is_stand_in else models.Llama(), "bf16")
+
+
+def chain_of_additions(context: Context) -> None:
+    _compare_all(context, "chain of additions", chain_tasks(context), with_peaks=False)
+
+
+def encoder(context: Context) -> None:
+    _compare_all(context, "MiniLM-L6", encoder_tasks(context))
+
+
+def decoder(context: Context) -> None:
+    _compare_all(context, "a decoder's step", decoder_tasks(context))
+
+
+def _compare_all(context: Context, table: str, tasks: Iterator[models.Task], *, with_peaks: bool = True) -> None:
+    peak = measured_peaks(hardware(context.device), short=context.short) if with_peaks else None
+    for task in tasks:
+        if context.left < ENOUGH:
+            context.row("not reached", task=task.name, dtype=task.dtype, why="no time was left")
+            continue
+        with context.trying(f"{task.name} {task.dtype}"):
+            compare(context, table, task, peak)
+
+
+def compile_ahead(context: Context) -> None:
+    """Compile what the others measure, so that they find it in torch's cache on disk: compiling takes longer than all
+    other parts."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+    card = hardware(context.device)
+    for tasks in (chain_tasks, encoder_tasks, decoder_tasks):
+        for task in tasks(context):
+            if context.is_stand_in and task.dtype != "f32":
+                continue
+            with context.trying(f"{task.name} {task.dtype}"):
+                start = time.perf_counter()
+                Peer(task, card).compiled()
+                context.row("compiled", task=task.name, dtype=task.dtype, seconds=time.perf_counter() - start)
+            torch._dynamo.reset()
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def training(context: Context) -> None:
+    """A step of the transformer of ``examples/text.py`` by AdamW, beside torch."""
+    from benchmarks.training import ours as our_steps
+    from benchmarks.training import tasks, torchs
+
+    card = hardware(context.device)
+    task = tasks()["perceptron" if context.short else "transformer"]
+    trainer, step = our_steps(task, context.device, 1 << 40)
+    runs: dict[str, Run] = {"opweave": step, "eager": torchs(task, card.target)}
+    if not context.short:
+        try:
+            runs["compile"] = torchs(task, card.target, compiled=True)
+            for _ in range(3):
+                runs["compile"]()
+        except Exception as error:  # a peer that fails is no failure of ours
+            runs.pop("compile", None)
+            context.row("peers that failed", task="training", dtype="f32", peer="compile", why=f"{error!s:.300}")
+    losses = []
+    for _ in range(3):
+        trainer._tally = type(trainer._tally)()
+        step()
+        losses.append((trainer._tally.loss / 32, float(runs["eager"]())))
+    for mine, theirs in losses:
+        if not abs(mine - theirs) <= 1e-2 * abs(theirs):
+            context.failure("losses", f"{mine:.5f} beside {theirs:.5f} of eager torch")
+    queue = getattr(trainer.scheduler.streams[0], "queue", None)
+    wall, events = _in_turns(context, card, runs, queue)
+    context.row(
+        "a training step", task="transformer of 1 M parameters, 32 pieces of 64 letters", dtype="f32",
+        **{f"{name}_us": t * 1e6 for name, t in wall.items()},
+        **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
+        **{f"{name}_event_us": t * 1e6 for name, t in events.items()},
+        losses=" ".join(f"{mine:.4f}/{theirs:.4f}" for mine, theirs in losses),
+    )  # fmt: skip
