@@ -176,18 +176,14 @@ def compare(
     result = Comparison(one.name, other.name)
     graph = Graph(outputs)
     leaves, precisions = graph.leaves, precisions_of(graph.nodes, rounding)
-    fed = {(k.name if isinstance(k, Tensor) else k): v for k, v in (feeds or {}).items()}
     states = {t: read_leaf(t) for t in leaves if t.leaf is not None and t.leaf.kind == "state"}
-    known: dict[Tensor, Array] = dict(states)
     with _scheduler(one) as believed, Scheduler(other) as questioned:
         program = believed.build(outputs, pins=_pins(believed, graph))
         computed = [item.node for split in program.splits for item in split.items if item.node is not None]
         wanted = _wanted(computed, nodes)
         shown = {node for node in computed if node in wanted} | {s.root for node in wanted for s in node.srcs}
         last = {source.root: node for node in computed for source in node.srcs}
-        for name, tensor in program.inputs.items():
-            if name in fed:
-                known[tensor] = np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
+        known = {**states, **_inputs(program, feeds)}
 
         def compare_node(node: Tensor, value: Array) -> bool:
             if node in wanted:
@@ -216,6 +212,16 @@ def compare(
         result.outputs += _whole(graph, results, feeds, other, rounding, bounds)
         _restore(states)
     return result
+
+
+def _inputs(program: Program, feeds: Mapping[Any, Any] | None) -> dict[Tensor, Array]:
+    """The inputs of a program that are fed, with their values."""
+    fed = {(key.name if isinstance(key, Tensor) else key): value for key, value in (feeds or {}).items()}
+    return {
+        tensor: np.asarray(fed[name]).astype(tensor.dtype.numpy, copy=False)
+        for name, tensor in program.inputs.items()
+        if name in fed
+    }
 
 
 def _wanted(computed: Sequence[Tensor], nodes: Iterable[Tensor] | Callable[[Tensor], bool] | None) -> set[Tensor]:

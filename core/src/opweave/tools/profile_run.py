@@ -181,7 +181,6 @@ class _Measuring:
         part.nbytes = feed.tensor.nbytes
         view = feed.view
         put = feed.put if view is None else partial(np.copyto, view)
-        assert put is not None
         return replace(feed, view=None, put=lambda array: self._time(part, partial(put, array), target.stream))
 
     def _timed_fetch(self, fetch: Fetch) -> Fetch:

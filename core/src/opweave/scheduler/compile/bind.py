@@ -103,16 +103,24 @@ def bind(
         key: Arg(chunks[target][chunk], offset, u8, (size,), (1,))
         for key, (target, chunk, offset, size) in plan.workspaces.items()
     }
-    result = []
-    for slot in plan.slots:
-        own_buffers, own_offsets = buffers, offsets
-        if slot:
-            own_buffers, own_offsets = list(buffers), list(offsets)
-            for storage, (chunk, offset) in slot.items():
-                own_buffers[storage] = chunks[partition.arenas[storage]][chunk]
-                own_offsets[storage] = offset
-        result.append(Bindings(own_buffers, own_offsets, handles, scratch, [None] * len(offsets)))
-    return result, leases
+    first = Bindings(buffers, offsets, handles, scratch, [None] * len(offsets))
+    return [_bindings_in_slot(first, slot, partition, chunks) for slot in plan.slots], leases
+
+
+def _bindings_in_slot(
+    first: Bindings,
+    slot: Mapping[int, tuple[int, int]],
+    partition: Partition,
+    chunks: Sequence[Mapping[int, Buffer]],
+) -> Bindings:
+    """``first`` for a slot in which some storages lie elsewhere: storage id -> chunk and offset."""
+    buffers, offsets = first.buffers, first.offsets
+    if slot:
+        buffers, offsets = list(buffers), list(offsets)
+        for storage, (chunk, offset) in slot.items():
+            buffers[storage] = chunks[partition.arenas[storage]][chunk]
+            offsets[storage] = offset
+    return first._replace(buffers=buffers, offsets=offsets, args=[None] * len(offsets))
 
 
 def _bind_leaves(

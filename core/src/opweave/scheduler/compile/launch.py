@@ -14,7 +14,7 @@ import numpy as np
 
 from opweave.host.storage import array_shape
 from opweave.runtime.stream import Stream
-from opweave.scheduler.compile.run_list import CallList
+from opweave.scheduler.compile.run_list import CallList, unread
 from opweave.scheduler.plan.splits import StorageView
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def bind_launch(
         return None
     call, sent, received = made
     for (name, a), memory in zip(fed, sent, strict=True):
-        result.feeds[name] = replace(result.feeds[name], view=_array(a, memory), put=None, queued=False)
+        result.feeds[name] = replace(result.feeds[name], view=_array(a, memory), put=unread, queued=False)
     for (i, a), memory in zip(outputs, received, strict=True):
         result.fetches[i] = replace(result.fetches[i], read=_array(a, memory).copy, stream=None, ahead=None)
     return CallList([call], actions)

@@ -37,7 +37,7 @@ from opweave.scheduler.compile.feeds import read_in_place
 from opweave.scheduler.compile.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.compile.launch import bind_launch
 from opweave.scheduler.compile.operands import Operands, pick
-from opweave.scheduler.compile.run_list import Action, CallList, Feed, Fetch, RunList
+from opweave.scheduler.compile.run_list import Action, CallList, Feed, Fetch, RunList, unread
 from opweave.scheduler.plan.fuse import bound_step
 from opweave.scheduler.plan.splits import StorageView
 
@@ -222,7 +222,7 @@ class _Lowering:
                 continue
             shape = array_shape(tensor.shape, tensor.dtype)
             storage = self.partition.inputs.get(tensor)
-            feed = Feed(tensor, shape, tensor.dtype.numpy, None, None, False, None)
+            feed = Feed(tensor, shape, tensor.dtype.numpy, None, unread, False, None)
             if storage is not None:
                 arg = self.arg(StorageView.of(tensor, storage))
                 target = self.targets[self.partition.arenas[storage]]
@@ -230,7 +230,7 @@ class _Lowering:
                 if isinstance(stream, WorkerStream) and not self.overlapping and not stream.inner.is_async:
                     stream = stream.inner  # nothing is under way: fed at once, no device waits for another one's thread
                 view, put, queued = bind_write(arg, stream)
-                feed = replace(feed, view=view, put=put, queued=queued, target=target)
+                feed = replace(feed, view=view, put=put or unread, queued=queued, target=target)
                 queue = target.index if queued else HOST_QUEUE
                 self.entries.append(_Entry(queue, None, None, writes=(storage,)))
             self.result.feeds[tensor.key] = feed
@@ -500,8 +500,7 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
             flat += call.calls
         else:
             flat.append(call)
-    run = None if type(leader)._run is Stream._run else leader._run
-    return CallList(flat, actions, run, starts)
+    return CallList(flat, actions, leader._run, starts)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

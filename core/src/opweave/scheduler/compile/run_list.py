@@ -37,14 +37,18 @@ if TYPE_CHECKING:
     from opweave.scheduler.plan.fuse import FusedGroup
     from opweave.scheduler.plan.splits import Copy, Split
 
-__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot"]
+__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot", "unread"]
 
 Array = np.ndarray[Any, Any]
 
 
+def unread(array: Array) -> None:
+    """Takes an array for an input that nobody reads."""
+
+
 @dataclass(slots=True, eq=False)  # a tuple's fields take three times as long to read
 class Feed:
-    """How an input gets its values: an array to copy into, or a call that takes an array; neither if nobody reads it.
+    """How an input gets its values: an array to copy into (``view``), else a call that takes an array (``put``).
 
     Where the call only queues the copy (``queued``), the array is read after it has returned.
     """
@@ -53,7 +57,7 @@ class Feed:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     view: Array | None
-    put: Callable[[Array], None] | None
+    put: Callable[[Array], None]
     queued: bool
     target: Target | None
 
@@ -104,7 +108,9 @@ class Feed:
     def _check_memory(self, value: Adopted) -> None:
         """Raise `DTypeError` where an imported array is not in the memory of the input's device."""
         device = value.buffer.device
-        if self.target is not None and (self.put is None or self.target.device.dlpack_device != device.dlpack_device):
+        if self.target is not None and (
+            self.view is not None or self.target.device.dlpack_device != device.dlpack_device
+        ):
             raise DTypeError(
                 f"{self.tensor.describe()} is read on {self.target.name}, and this array is in the memory of "
                 f"{device.name}; copy it to the host first"
@@ -114,7 +120,12 @@ class Feed:
         """An array in the memory of the input's device, imported; ``None`` if it lies elsewhere."""
         value = detached(value)
         where = dlpack_device(value)
-        if self.put is None or self.target is None or is_on_host(where) or self.target.device.dlpack_device != where:
+        if (
+            self.view is not None
+            or self.target is None
+            or is_on_host(where)
+            or self.target.device.dlpack_device != where
+        ):
             return None
         buffer, dtype, shape = self.target.device.import_dlpack(value)
         if dtype is not self.tensor.dtype:
@@ -192,13 +203,18 @@ class Action(NamedTuple):
         return None if self.groups is None else [group.items for group in self.groups]
 
 
+def make_calls(calls: Iterator[Call]) -> None:
+    """Make calls one after the other."""
+    for call in calls:
+        call()
+
+
 class CallList:
     """Calls without arguments that the submitting thread makes one after another.
 
     Attributes:
         calls: the calls.
-        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong. ``None``: they
-            are just called one after the other.
+        run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong, or `make_calls`.
         actions: what they are.
         starts: where in ``calls`` each action begins; ``None``: every action is one call.
     """
@@ -209,7 +225,7 @@ class CallList:
         self,
         calls: list[Call],
         actions: Sequence[Action],
-        run: Callable[[Iterator[Call]], None] | None = None,
+        run: Callable[[Iterator[Call]], None] = make_calls,
         starts: list[int] | None = None,
     ) -> None:
         self.calls: Final = calls
@@ -323,7 +339,7 @@ class RunList:
         self.after.clear()
         self.fetches.clear()
         for name, feed in self.feeds.items():
-            self.feeds[name] = replace(feed, view=None, put=None)
+            self.feeds[name] = replace(feed, view=None, put=unread)
 
 
 # --- values that are fed ---------------------------------------------------------------------------------------------
@@ -375,7 +391,7 @@ def snapshot(values: Sequence[tuple[Feed, Any]], *, all_: bool = False) -> list[
     array. Arrays of borrowed inputs and arrays in a device's memory are never copied."""
 
     def copied(feed: Feed, value: Any) -> bool:
-        late = all_ or feed.queued or (feed.view is None and feed.put is not None)
+        late = all_ or feed.queued or (feed.view is None and feed.target is not None)
         return late and not _borrowed(feed) and not isinstance(value, Adopted)
 
     return [(feed, np.array(value, copy=True) if copied(feed, value) else value) for feed, value in values]

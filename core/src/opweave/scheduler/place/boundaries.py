@@ -66,17 +66,7 @@ class Boundaries:
         """The movable nodes at either end of something that crosses between memories, with the bytes that cross on the
         way to each and from it."""
         found: dict[Tensor, int] = {}
-        target, movable, decided, brought = self.target_of.get, self.movable, self.decided, self.brought
-
-        def count(end: Tensor, size: int) -> None:
-            if end in found:
-                found[end] += size
-            elif movable(end):
-                found[end] = size
-                if end in decided:  # what it reads of leaves has not been counted
-                    at = self.target_of[end]
-                    found[end] += sum([self.leaf_bytes(s, end, at) for s in end.srcs if target(s.root) is None])
-
+        target, decided, brought, count = self.target_of.get, self.decided, self.brought, self._count
         for node in self.nodes:
             at = target(node)
             if at is None:
@@ -88,13 +78,24 @@ class Boundaries:
                     continue
                 if there is not None:
                     if not self.reach[at][there]:
-                        count(node, source.nbytes)
+                        count(found, node, source.nbytes)
                         if root not in brought:
                             brought.add(root)
-                            count(root, root.nbytes)
+                            count(found, root, root.nbytes)
                 elif root.leaf is not None and node not in decided and (size := self.leaf_bytes(source, node, at)):
-                    count(node, size)
+                    count(found, node, size)
         return found
+
+    def _count(self, found: dict[Tensor, int], end: Tensor, size: int) -> None:
+        """Add the bytes of something that crosses to what crosses at one of its ends, if that is movable."""
+        if end in found:
+            found[end] += size
+        elif self.movable(end):
+            found[end] = size
+            if end in self.decided:  # what it reads of leaves has not been counted
+                at = self.target_of[end]
+                leaves = [source for source in end.srcs if self.target_of.get(source.root) is None]
+                found[end] += sum([self.leaf_bytes(source, end, at) for source in leaves])
 
     def wanted(self, value: Tensor) -> dict[int, tuple[int, int]]:
         """Target -> how many nodes read a value there, and at most how many bytes of it."""

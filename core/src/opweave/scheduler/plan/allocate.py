@@ -15,7 +15,8 @@ from opweave.scheduler.plan.splits import Partition, SplitStep
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.plan.fuse import Groups
+    from opweave.scheduler.plan.fuse import FusedGroup, Groups
+    from opweave.scheduler.plan.splits import Copy, Split
 
 __all__ = [
     "END", "Lifetimes", "MemoryPlan", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
@@ -224,75 +225,111 @@ def moments_of(partition: Partition, groups: Groups) -> Moments:
 
     Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
     """
-    n = len(partition.sizes)
-    birth = [-1] * n
-    death = [-1] * n
+    timeline = _Timeline(partition)
     times: list[int] = []
-    moment = 0
-    for place in partition.inputs.values():
-        birth[place] = death[place] = 0
-    # The first mention of a storage id is its writer: sources are written before they are read.
-    inplace: list[tuple[int, int, int]] = []
-    started: dict[int, int] = {}  # target -> when its last split started
-    latest: Tensor | None = None  # whose partial sums were added last
-    added: set[int] = set()  # the storages of those
     for split, grouping in zip(partition.splits, groups.of_split, strict=True):
-        moment += 1
-        times.append(moment)
-        for copy in split.copies:
-            for view in copy.sources:
-                death[view.storage] = moment
-            for view in copy.writes:
-                dst = view.storage
-                if birth[dst] < 0:
-                    # What a device sends may arrive while the steps before the sum run.
-                    early = copy.kind == "send" or (copy.cause == "weight-fetch" and split.target.fetches_ahead)
-                    birth[dst] = started.get(partition.arenas[dst], moment) if early else moment
-                death[dst] = moment
-            if copy.terms:
-                if copy.tensor is not latest:
-                    # Writing over parts right after the sum would make their device wait until the others have read
-                    # them; at the next sum it knows that they have.
-                    for read in added:
-                        death[read] = max(death[read], moment)
-                    latest = copy.tensor
-                    added.clear()
-                added.update([view.storage for view in (copy.src, *copy.terms)])
-        if split.items or not all(copy.kind == "send" for copy in split.copies):
-            started[split.target.index] = moment
+        times.append(timeline.start(split))
         if grouping is None:
-            for step, item in enumerate(split.items):
-                moment += 1
+            timeline.steps(split)
+        else:
+            timeline.groups(split, grouping)
+        timeline.end(split)
+    for output in partition.outputs:
+        if output is not None:
+            timeline.death[output.storage] = END
+    return Moments(timeline.birth, timeline.death, times, timeline.inplace)
+
+
+class _Timeline:
+    """The moments of a partition, from the first split on. The first mention of a storage id is its writer: sources are
+    written before they are read.
+
+    Attributes:
+        birth, death, inplace: as of `Moments`, so far.
+        moment: the latest one.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self.birth: Final = [-1] * len(partition.sizes)
+        self.death: Final = [-1] * len(partition.sizes)
+        self.inplace: Final[list[tuple[int, int, int]]] = []
+        self.moment = 0
+        self._arenas: Final = partition.arenas
+        self._started: Final[dict[int, int]] = {}  # target -> when its last split started
+        self._summed: Tensor | None = None  # whose partial sums were added last
+        self._added: Final[set[int]] = set()  # the storages of those
+        for storage in partition.inputs.values():
+            self.birth[storage] = self.death[storage] = 0
+
+    def start(self, split: Split) -> int:
+        """The copies before a split, all in one moment, which is returned."""
+        self.moment += 1
+        for copy in split.copies:
+            self._copy(copy, split)
+        if split.items or not all(copy.kind == "send" for copy in split.copies):
+            self._started[split.target.index] = self.moment
+        return self.moment
+
+    def _copy(self, copy: Copy, split: Split) -> None:
+        moment, birth, death = self.moment, self.birth, self.death
+        for view in copy.sources:
+            death[view.storage] = moment
+        for view in copy.writes:
+            dst = view.storage
+            if birth[dst] < 0:
+                # What a device sends may arrive while the steps before the sum run.
+                early = copy.kind == "send" or (copy.cause == "weight-fetch" and split.target.fetches_ahead)
+                birth[dst] = self._started.get(self._arenas[dst], moment) if early else moment
+            death[dst] = moment
+        if copy.terms:
+            if copy.tensor is not self._summed:
+                # Writing over parts right after the sum would make their device wait until the others have read
+                # them; at the next sum it knows that they have.
+                for read in self._added:
+                    death[read] = max(death[read], moment)
+                self._summed = copy.tensor
+                self._added.clear()
+            self._added.update([view.storage for view in (copy.src, *copy.terms)])
+
+    def steps(self, split: Split) -> None:
+        """The steps of a split, each in a moment of its own."""
+        moment, birth, death = self.moment, self.birth, self.death
+        for step, item in enumerate(split.items):
+            moment += 1
+            out = item[2][0]
+            if birth[out] < 0:
+                birth[out] = moment
+            death[out] = moment
+            for source in item[3]:
+                death[source[0]] = moment
+            if item[4].inplace:
+                self.inplace.append((moment, split.index, step))
+        self.moment = moment
+
+    def groups(self, split: Split, grouping: Sequence[FusedGroup]) -> None:
+        """The fused groups of a split, the steps of each in one moment."""
+        moment, birth, death = self.moment, self.birth, self.death
+        for group, *_ in grouping:
+            moment += 1
+            for index in group:
+                item = split.items[index]
                 out = item[2][0]
                 if birth[out] < 0:
                     birth[out] = moment
                 death[out] = moment
                 for source in item[3]:
                     death[source[0]] = moment
-                if item[4].inplace:
-                    inplace.append((moment, split.index, step))
-        else:
-            for group, *_ in grouping:
-                moment += 1
-                for index in group:
-                    item = split.items[index]
-                    out = item.out.storage
-                    if birth[out] < 0:
-                        birth[out] = moment
-                    death[out] = moment
-                    for source in item.srcs:
-                        death[source.storage] = moment
-                if len(group) == 1 and split.items[group[0]].support.inplace:
-                    inplace.append((moment, split.index, group[0]))
-        moment += 1
+            if len(group) == 1 and split.items[group[0]].support.inplace:
+                self.inplace.append((moment, split.index, group[0]))
+        self.moment = moment
+
+    def end(self, split: Split) -> None:
+        """What is read of a split's results when its steps are done."""
+        self.moment += 1
         for copy in split.write_backs:
-            death[copy.src.storage] = moment
+            self.death[copy.src.storage] = self.moment
         if split.observed is not None:
-            death[split.observed[1].storage] = moment
-    for output in partition.outputs:
-        if output is not None:
-            death[output.storage] = END
-    return Moments(birth, death, times, inplace)
+            self.death[split.observed[1].storage] = self.moment
 
 
 def _takes_over(

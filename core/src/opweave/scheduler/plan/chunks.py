@@ -116,17 +116,10 @@ def _best_fit(
     going = sorted(range(n), key=deaths.__getitem__)
     gone = live = most = meetings = 0
     address = [0] * n
-    by_size: list[tuple[int, int]] = []  # free pieces, (size, start)
-    size_at: dict[int, int] = {}  # start of a free piece -> size
-    start_of: dict[int, int] = {}  # end of a free piece -> start
     sizes = list(capacities)
-    for chunk, capacity in enumerate(capacities):
-        if capacity:
-            start = chunk * _CHUNK
-            by_size.append((capacity, start))
-            size_at[start] = capacity
-            start_of[start + capacity] = start
-    by_size.sort()
+    by_size = sorted([(size, chunk * _CHUNK) for chunk, size in enumerate(sizes) if size])  # free pieces, (size, start)
+    size_at = {start: size for size, start in by_size}  # start of a free piece -> size
+    start_of = {start + size: start for size, start in by_size}  # end of a free piece -> start
     top = -1  # end of the growing chunk in planner addresses, -1: none yet
     for begun, i in enumerate(sorted(range(n), key=births.__getitem__)):
         birth, need = births[i], rounded[i]

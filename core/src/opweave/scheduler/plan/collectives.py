@@ -148,47 +148,55 @@ def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[
     """Which nodes of a graph with weights in shards are computed by an exchange, and not by the graph's own nodes.
     Observed ones, and those whose memory the caller decided, are computed as they are."""
     known, fixed = source.collectives, {*source.placed, *observed}
-    target_of, targets, able = assignment.target_of, assignment.targets, assignment.capabilities
-    by_name = {target.name: target for target in targets}
-
-    def home(part: Tensor) -> Target | None:
-        """The target in whose plain memory a part is computed or, if it is a weight, lies; ``None``: there is none."""
-        root = part.root
-        if root in fixed or root.memory in able.prepared:
-            return None
-        if root.leaf is None:
-            return targets[target_of[root]] if root in target_of else None
-        placement = root.leaf.placement
-        if root.leaf.kind != "weight" or placement is None or not placement.buffer.type.is_raw:
-            return None
-        return next((target for target in targets if target.device is placement.buffer.device), None)
-
+    by_name = {target.name: target for target in assignment.targets}
     ends: dict[Tensor, Exchange] = {}
     groups: dict[tuple[str, Tensor, tuple[Tensor, ...]], dict[str, Tensor]] = {}
     for end, what in known.items():
-        if any(node in fixed for node in what.inner):
+        if any(node in fixed for node in (*what.inner, *[part.root for part in what.parts])):
             continue
-        target = targets[target_of[end]]
         members = [by_name[name] for name in what.devices if name in by_name]
-        if [home(part) for part in what.parts] != members:
+        if [_home(part.root, assignment) for part in what.parts] != members:
             continue
-        rough = all(part.root in able.precisions for part in what.parts)
+        target = assignment.targets[assignment.target_of[end]]
+        rough = all(part.root in assignment.capabilities.precisions for part in what.parts)
         size = max(part.size for part in what.parts)
         found = backend_collectives(what.kind, members, end.dtype, size, rough)
-        if found is None:
-            shared = target.buffer_type.is_host and all(member.buffer_type.is_host for member in members)
-            if shared and what.kind != "all_gather" and _is_readable(what.bias, target, assignment):
-                ends[end] = Exchange(what, None)
-        elif not found[1].together:
-            if target in members and _is_readable(what.bias, target, assignment):
-                sends = found[1].sends and what.kind != "all_gather"
-                ends[end] = Exchange(what, found[0], targets=tuple(members), sends=sends)
-        elif what.bias is None and target in members and all(part.root.leaf is None for part in what.parts):
-            ends[end] = Exchange(what, found[0], (), tuple(members))
-            groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end
+        if found is not None and found[1].together:
+            if what.bias is None and target in members and all(part.root.leaf is None for part in what.parts):
+                ends[end] = Exchange(what, found[0], (), tuple(members))
+                groups.setdefault((what.kind, what.of, what.parts), {})[target.name] = end
+        elif _is_readable(what.bias, target, assignment):
+            exchange = _by_itself(what, target, members, found)
+            if exchange is not None:
+                ends[end] = exchange
     for group in groups.values():
         _join(group, ends, known)
     return Exchanges(ends, _absorbed(source.graph, {end: known[end] for end in ends}))
+
+
+def _home(root: Tensor, assignment: Assignment) -> Target | None:
+    """The target in whose plain memory a value is computed or, if it is a weight, lies; ``None``: there is none."""
+    targets, target_of = assignment.targets, assignment.target_of
+    if root.memory in assignment.capabilities.prepared:
+        return None
+    if root.leaf is None:
+        return targets[target_of[root]] if root in target_of else None
+    placement = root.leaf.placement
+    if root.leaf.kind != "weight" or placement is None or not placement.buffer.type.is_raw:
+        return None
+    return next((target for target in targets if target.device is placement.buffer.device), None)
+
+
+def _by_itself(
+    what: Collective, target: Target, members: list[Target], found: tuple[Collectives, CollectiveSupport] | None
+) -> Exchange | None:
+    """How a target does its share of a collective by itself: by the procedure that was found, or as sums over memory
+    that the host addresses. ``None``: in neither way."""
+    if found is not None:
+        sends = found[1].sends and what.kind != "all_gather"
+        return Exchange(what, found[0], targets=tuple(members), sends=sends) if target in members else None
+    shared = target.buffer_type.is_host and all(member.buffer_type.is_host for member in members)
+    return Exchange(what, None) if shared and what.kind != "all_gather" else None
 
 
 def _join(group: Mapping[str, Tensor], ends: dict[Tensor, Exchange], known: Mapping[Tensor, Collective]) -> None:

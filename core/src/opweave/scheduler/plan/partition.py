@@ -44,7 +44,7 @@ def partition(source: Source, assignment: Assignment, observed: Collection[Tenso
 class _OpenSplit:
     """A split that is being filled."""
 
-    __slots__ = ("copies", "index", "items", "observed", "target", "write_backs")
+    __slots__ = ("copies", "index", "items", "target", "write_backs")
 
     def __init__(self, index: int, target: Target) -> None:
         self.index: Final = index
@@ -52,10 +52,11 @@ class _OpenSplit:
         self.copies: list[Copy] = []
         self.items: list[SplitStep] = []
         self.write_backs: list[Copy] = []
-        self.observed: tuple[Tensor, StorageView] | None = None
 
-    def closed(self) -> Split:
-        return Split(self.index, self.target, self.copies, self.items, self.write_backs, self.observed)
+    @property
+    def last(self) -> Tensor | None:
+        """The node of its last step, if it has one."""
+        return self.items[-1].node if self.items else None
 
 
 class _Partitioner:
@@ -70,6 +71,7 @@ class _Partitioner:
         self.fetched: Final = assignment.fetched
         self.prepared: Final = assignment.capabilities.prepared
         self.splits: list[_OpenSplit] = []
+        self.split: _OpenSplit | None = None  # which steps are added to, `None`: the next step begins one
         self.storages: Final = Storages(self.targets, self.target_of)
         self.seen: list[dict[Tensor, StorageView]] = [{} for _ in self.targets]  # values as a target has read them
         self.copied: dict[object, StorageView] = {}
@@ -85,131 +87,116 @@ class _Partitioner:
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
-        storages, target_of, targets = self.storages, self.target_of, self.targets
-        home, sizes, arenas, names = storages.home, storages.sizes, storages.arenas, storages.names
-        current = -1
-        split: _OpenSplit | None = None
-        items: list[SplitStep] = []
+        home, sizes, arenas, names = self.storages.home, self.storages.sizes, self.storages.arenas, self.storages.names
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
-        prepared, placed, fetched = self.prepared, self.placed, self.fetched
-        exchanged, absorbed = self.exchanges
+        targets, placed, fetched, exchanged = self.targets, self.placed, self.fetched, self.exchanges[0]
         for node in self.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
-            exchange = None
-            if exchanged:
-                if node in absorbed:
-                    continue
-                exchange = exchanged.get(node)
-                if exchange is not None and exchange.together:
-                    if node not in home:
-                        self._exchange(exchange)
-                        current = -1
-                    continue
-            at = target_of[node]
-            target, seen = targets[at], self.seen[at]
-            if observed and split is not None and self._observe(split):
-                current = -1
-            if exchange is not None:
-                split = self._share(node, exchange, target, split if at == current else None)
-                items, current = split.items, at
+            if observed and self.split is not None and self.split.last in observed:
+                self.split = None
+            if exchanged and self._is_exchanged(node):
                 continue
-            if at != current or split is None or (fetched and items and node in fetched):
-                split = self._open(target)
-                items = split.items
-                current = at
+            at = self.target_of[node]
+            target, split = targets[at], self.split
+            if split is None or split.target is not target or (fetched and split.items and node in fetched):
+                self._open(target)
             signature, op = node.signature, node.op
             assert signature is not None
             assert op is not None
-            if special:
-                signature = special.get(node, signature)
+            signature = special.get(node, signature) if special else signature
             support = signature.support.get(target.device) or target.support(signature)
-            writes, packed = op.writes, support.packed
             if op.name == "concat" and len(targets) > 1 and self._gathers(node, target):
-                split = self._gather(node, target, split)
-                items = split.items
+                self._gather(node, target)
                 continue
-            operands: list[StorageView] = []
-            sources = node.srcs[1:] if writes else node.srcs
+            sources = node.srcs[1:] if op.writes else node.srcs
             if support.rounded:
-                sources = rounded_sources(node, support.rounded)
-                self.originals.update(zip(sources, node.srcs, strict=True))
-            repacked = support.repacked
+                sources = self._rounded(node, support.rounded)
+            packed, repacked = support.packed, support.repacked
+            operands: list[StorageView] = []
             for source in sources:
-                if repacked and len(operands) in repacked:
-                    operands.append(storages.repacked_leaf(source, repacked[len(operands)]))
-                    continue
                 operand = home.get(source)
-                if operand is None or arenas[operand[0]] != at or packed:
-                    # Not the common case, a value that was computed on this target.
-                    operand = None if packed else seen.get(source)
-                    if operand is None and source.base is not None and not packed:
-                        whole = home.get(source.base)
-                        if whole is not None and arenas[whole[0]] == at:
-                            window = (whole[0], source.offset, source.dtype, source.shape, source.strides)
-                            operand = new(StorageView, window)
-                if operand is None:
-                    operand, split = self._operand(source, target, split, node, support)
-                    items = split.items
-                    if not (packed or self.fetched_here or (prepared and source.memory in prepared)):
-                        seen[source] = operand
+                if operand is None or arenas[operand[0]] != at or packed or (repacked and len(operands) in repacked):
+                    operand = self._operand(source, target, node, support, len(operands))
                 operands.append(operand)
-            if writes:
-                split = self._write(node, target, split, support, tuple(operands))
-                items = split.items
-                if split.write_backs:
-                    current = -1
-                continue
-            if placed and node in placed:
+            split = self.split  # an operand may have begun another one
+            assert split is not None
+            if op.writes:
+                self._write(node, target, split, support, tuple(operands))
+            elif placed and node in placed:
                 self._place(node, target, split, support, tuple(operands), placed[node].buffer)
-                continue
-            index = len(sizes)
-            sizes.append(support.nbytes)
-            arenas.append(at)
-            names.append(node)
-            out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
-            items.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
-        if observed and split is not None:
-            self._observe(split)
+            else:
+                index = len(sizes)
+                sizes.append(support.nbytes)
+                arenas.append(at)
+                names.append(node)
+                out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
+                split.items.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
+        return self._partition()
+
+    def _partition(self) -> Partition:
+        """What was found, with storages for outputs and for inputs that nobody reads."""
+        storages = self.storages
         outputs = [self._output(output) for output in self.graph.outputs]
         for leaf_tensor in self.graph.leaves:
             leaf = leaf_tensor.leaf
             assert leaf is not None
             if leaf.kind == "input" and leaf_tensor not in storages.inputs and 0 not in leaf_tensor.shape:
-                storages.leaf(leaf_tensor, leaf, targets[target_of[leaf_tensor]])
-        storages.pad(split.closed() for split in self.splits)
+                storages.leaf(leaf_tensor, leaf, self.targets[self.target_of[leaf_tensor]])
+        splits = []
+        for split in self.splits:
+            last = split.last if self.observed else None
+            shown = (last, storages.home[last]) if last is not None and last in self.observed else None
+            splits.append(Split(split.index, split.target, split.copies, split.items, split.write_backs, shown))
+        storages.pad(splits)
         return Partition(
-            self.source, self.assignment, [split.closed() for split in self.splits], sizes, arenas, names,
+            self.source, self.assignment, splits, storages.sizes, storages.arenas, storages.names,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 
-    def _observe(self, split: _OpenSplit) -> bool:
-        """Note the observed node that ``split`` ends with, if it does."""
-        node = split.items[-1].node if split.items else None
-        if split.observed is None and node is not None and node in self.observed:
-            split.observed = (node, self.storages.home[node])
-        return split.observed is not None
-
     def _open(self, target: Target) -> _OpenSplit:
+        """A new split, to which the next steps are added."""
         for key in self.fetched_here:
             self.copied.pop(key, None)
         self.fetched_here.clear()
         self.opened = len(self.storages.sizes)
-        split = _OpenSplit(len(self.splits), target)
+        self.split = split = _OpenSplit(len(self.splits), target)
         self.splits.append(split)
         return split
 
     # --- sources ----------------------------------------------------------------------------------------------------
 
-    def _operand(
-        self, source: Tensor, target: Target, split: _OpenSplit, node: Tensor, support: Support
-    ) -> tuple[StorageView, _OpenSplit]:
+    def _rounded(self, node: Tensor, rounded: Collection[int]) -> tuple[Tensor, ...]:
+        """The sources of a node, in other dtypes where its kernel reads them rounded."""
+        sources = rounded_sources(node, rounded)
+        self.originals.update(zip(sources, node.srcs, strict=True))
+        return sources
+
+    def _operand(self, source: Tensor, target: Target, node: Tensor, support: Support, number: int) -> StorageView:
+        """Source ``number`` of a node where that is not a value that was computed on its target."""
+        if support.repacked and number in support.repacked:
+            return self.storages.repacked_leaf(source, support.repacked[number])
+        if support.packed:
+            return self._readable(source, target, node, support)
+        seen = self.seen[target.index]
+        operand = seen.get(source)
+        if operand is None and source.base is not None:
+            whole = self.storages.home.get(source.base)
+            if whole is not None and self.storages.arenas[whole.storage] == target.index:
+                return StorageView.of(source, whole.storage)
+        if operand is None:
+            operand = self._readable(source, target, node, support)
+            if not (self.fetched_here or (self.prepared and source.memory in self.prepared)):
+                seen[source] = operand
+        return operand
+
+    def _readable(self, source: Tensor, target: Target, node: Tensor, support: Support) -> StorageView:
         """``source`` as the target can read it, copied or packed where it must be; perhaps in a new split."""
         if 0 in source.shape:
-            return self.storages.empty(source), split
+            return self.storages.empty(source)
         leaf = source.leaf
         if leaf is not None and leaf.placement is None and leaf.kind in ("weight", "constant"):
-            return StorageView.of(source, self.storages.uploaded_leaf(source, target)), split
+            return StorageView.of(source, self.storages.uploaded_leaf(source, target))
         root = source.root
         operand = self.storages.shown(source, target)
         able = self.assignment.capabilities
@@ -218,15 +205,15 @@ class _Partitioner:
             if root not in self.target_of and able.is_constant(source):
                 operand = self._copy_once(root, operand, target)
             else:
-                operand = self._copy(source, operand, target, split, node)
+                operand = self._copy(source, operand, target, node)
         elif self.prepared and able.unpacks(source, support):
             if able.is_constant(source):
                 operand = self._copy_once(root, operand, target)
             else:
-                operand = self._copy(source, operand, target, split, node, "unpack")
+                operand = self._copy(source, operand, target, node, "unpack")
         if support.packed and not is_dense(operand.shape, operand.strides, operand.dtype):
-            return self._pack(source, operand, target, split)
-        return operand, split
+            return self._pack(source, operand, target)
+        return operand
 
     def _copy_once(self, root: Tensor, operand: StorageView, target: Target) -> StorageView:
         """The operand in a copy of a placed leaf, which is made with the program."""
@@ -235,13 +222,7 @@ class _Partitioner:
         return operand._replace(storage=storage)
 
     def _copy(
-        self,
-        source: Tensor,
-        operand: StorageView,
-        target: Target,
-        split: _OpenSplit,
-        node: Tensor,
-        cause: str = "transfer",
+        self, source: Tensor, operand: StorageView, target: Target, node: Tensor, cause: str = "transfer"
     ) -> StorageView:
         """A packed copy of a window in the target's memory, made before the split; one for each version and range."""
         _, offset, dtype, shape, strides = operand
@@ -260,10 +241,11 @@ class _Partitioner:
         key = (source.root, offset, range_key, target.index, ids)
         copied = self.copied.get(key)
         if copied is None:
+            assert self.split is not None
             storage = self.storages.temporary(source.root, nbytes(once, dtype), target.index)
             copied = StorageView(storage, 0, dtype, once, packed)
             whole = operand if once is shape else StorageView(operand[0], offset, dtype, once, strides)
-            split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
+            self.split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.storages.made_in[storage] = -1
             if fetched:
@@ -287,9 +269,10 @@ class _Partitioner:
             self.storages.reaches(target, self.storages.home_of(root, target)) for root in roots
         )
 
-    def _gather(self, node: Tensor, target: Target, split: _OpenSplit) -> _OpenSplit:
+    def _gather(self, node: Tensor, target: Target) -> None:
         """A ``concat`` as copies of its pieces, each to its place."""
-        if split.items:
+        split = self.split
+        if split is None or split.items:
             split = self._open(target)
         storage, offset, axis = self.storages.temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
         for source in node.srcs:
@@ -298,14 +281,26 @@ class _Partitioner:
             block = node.dtype.block if axis == node.ndim - 1 else 1
             offset += source.shape[axis] // block * node.strides[axis]
         self.storages.made_in[self.storages.settle(node, storage)] = -1
-        return split
 
-    def _share(self, node: Tensor, exchange: Exchange, target: Target, split: _OpenSplit | None) -> _OpenSplit:
+    def _is_exchanged(self, node: Tensor) -> bool:
+        """Whether an exchange between devices computes a node or includes it; the copies of the former are added."""
+        exchanged, absorbed = self.exchanges
+        exchange = exchanged.get(node)
+        if exchange is None or node in absorbed:
+            return node in absorbed
+        if not exchange.together:
+            self._share(node, exchange, self.targets[self.target_of[node]])
+        elif node not in self.storages.home:
+            self._exchange(exchange)
+        return True
+
+    def _share(self, node: Tensor, exchange: Exchange, target: Target) -> None:
         """The share of one device in a collective: it reads parts where they lie, or copies that were sent to it."""
         what, provider = exchange.what, exchange.provider
         if exchange.sends and not any((node, term) in self.sent for term in what.terms):
             self._send(exchange)
-        if split is None or split.items or self.splits[-1] is not split:
+        split = self.split
+        if split is None or split.target is not target or split.items:
             split = self._open(target)
         sent = tuple([self.sent[node, term] for term in what.terms if (node, term) in self.sent])
         out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
@@ -314,7 +309,6 @@ class _Partitioner:
         cause = what.kind.replace("_", "-") if provider is None else "collective"
         split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider, sent))
         self.storages.made_in[self.storages.settle(node, out.storage)] = -1
-        return split
 
     def _send(self, exchange: Exchange) -> None:
         """Copies of partial sums to all devices that add them, each by the device that made it, before any is added."""
@@ -337,6 +331,7 @@ class _Partitioner:
                 split.copies.append(
                     Copy(what.of, self.storages.shown(term, source), copy, "collective", kind="send", provider=provider)
                 )
+        self.split = None
 
     def _exchange(self, exchange: Exchange) -> None:
         """A collective that a backend does for all devices at once, on the first of them."""
@@ -357,6 +352,7 @@ class _Partitioner:
                 what.of, first, dst, "collective", None, tuple(terms), None, what.kind, exchange.provider, tuple(others)
             )
         )
+        self.split = None
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
         """The ids of the rows of ``source`` that ``node`` reads; ``None`` if it reads all or ``source`` twice."""
@@ -366,14 +362,14 @@ class _Partitioner:
             return None
         return self.storages.shown(node.srcs[selects[1]], target)
 
-    def _pack(
-        self, source: Tensor, operand: StorageView, target: Target, split: _OpenSplit
-    ) -> tuple[StorageView, _OpenSplit]:
+    def _pack(self, source: Tensor, operand: StorageView, target: Target) -> StorageView:
         """A dense copy of a window on the target itself: by its own kernel if it has one, else through the host."""
         key = (source.root, operand, target.index, "pack")
         known = self.copied.get(key)
         if known is not None:
-            return known, split
+            return known
+        split = self.split
+        assert split is not None
         _, _, dtype, shape, strides = operand
         storage = self.storages.temporary(source, nbytes(shape, dtype), target.index)
         packed = StorageView.dense(storage, dtype, shape)
@@ -387,7 +383,7 @@ class _Partitioner:
             split.copies.append(Copy(source, operand, packed, "pack"))
         self.storages.made_in[storage] = split.index
         self.copied[key] = packed
-        return packed, split
+        return packed
 
     def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
         key = (target.index, dtype, shape, strides)
@@ -399,7 +395,7 @@ class _Partitioner:
 
     def _write(
         self, node: Tensor, target: Target, split: _OpenSplit, support: Support, operands: tuple[StorageView, ...]
-    ) -> _OpenSplit:
+    ) -> None:
         """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
         is written back."""
         written, op = node.srcs[0], node.op
@@ -408,11 +404,11 @@ class _Partitioner:
         self.storages.settle(node, storage)
         region = StorageView.of(written, storage)
         if 0 in written.shape:
-            return split
+            return
         if self.storages.reaches(target, storage) and written.memory not in self.prepared:
             split.items.append(SplitStep(op.name, node, region, operands, support))
             self.storages.made_in[storage] = split.index
-            return split
+            return
         if split.items:
             split = self._open(target)
         copy = self.storages.temporary(written, nbytes(written.shape, written.dtype), target.index)
@@ -421,7 +417,7 @@ class _Partitioner:
         split.items.append(SplitStep(op.name, node, window, operands, support))
         split.write_backs.append(Copy(node, window, region, "write-back"))
         self.storages.made_in[storage] = split.index
-        return split
+        self.split = None
 
     def _place(
         self,

@@ -114,92 +114,74 @@ class Executor:
             if self._ready is state and not TRACE.listening:
                 run_list = state.lists[0]
                 calls = run_list.calls
-                values: Sequence[tuple[Feed, Array]] = ()
-                if run_list.feeds or named or feeds is not None:
-                    values = fitted(run_list, state.written, feeds, named)
+                fed = run_list.feeds or named or feeds is not None
+                values: Sequence[tuple[Feed, Array]] = fitted(run_list, state.written, feeds, named) if fed else ()
             else:
                 state, run_list, calls, values = self._prepare(state, feeds, named, wait)
-            self._ready = None
-            if on_device:
-                for fetch in run_list.fetches:
-                    fetch.call(on_device)  # raises now what fetching would raise after the run
-            if self._cancels != cancels:
-                raise Cancelled(CANCELLED)
-            if run_list.states:
-                _check_states(run_list)
-            if run_list.ended:
-                raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
-            ownership, in_flight, thread = self.ownership, self._in_flight, get_ident()
-            # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
-            before = ownership.thread
-            if before and before != thread:
-                raise self.targets[0].stream.busy_error()
+            self._ready, ownership = None, self.ownership
+            if on_device or run_list.states or run_list.ended or ownership.thread or self._cancels != cancels:
+                self._check(state, run_list, on_device, cancels)
             run = feed = None
-            started = False
-            rest = iter(calls.calls)
+            started, rest = False, iter(calls.calls)
             with ownership.lock:
-                outer, outer_calls = ownership.remaining, ownership.calls
+                # Set where a kernel of another plan runs this program: that plan was run on a stream of this scheduler.
+                outer, outer_calls, before = ownership.remaining, ownership.calls, ownership.thread
                 try:
-                    self._runner = ownership.thread = thread
-                    if outer is None:
-                        ownership.cancel_reason = ""
+                    self._runner = ownership.thread = get_ident()
+                    ownership.cancel_reason = "" if outer is None else ownership.cancel_reason
                     ownership.calls, ownership.remaining = calls.calls, rest
-                    if future is not None:
-                        self._own_future = future
+                    self._own_future = future or self._own_future
                     if self._cancels != cancels or (future is not None and future.decided):
                         raise Cancelled(CANCELLED)
                     started = True
                     self.begun += 1
-                    if run_list.copied:
-                        self.copied += run_list.copied
+                    self.copied += run_list.copied
                     if run_list.streams:
                         run = self._queue_waits(state, run_list, on_device)
                     for feed, value in values:
                         if (view := feed.view) is not None:
                             view[...] = value  # half the time of np.copyto
-                        elif (put := feed.put) is not None:
-                            put(value)
+                        else:
+                            feed.put(value)
                     feed = None
-                    if (make_calls := calls.run) is None:
-                        for call in rest:
-                            call()
-                    else:
-                        make_calls(rest)
+                    calls.run(rest)
                     if ownership.cancel_reason or self._cancels != cancels or (future is not None and future.decided):
                         raise Cancelled(CANCELLED)
                     if run is not None:
-                        run.queue_ends()
-                        in_flight.append(run)
-                        if self._cancels != cancels:  # before `cancel` could see the run there
-                            run.cancel_reason = CANCELLED
+                        self._queue_ends(run, cancels)
                 except BaseException as error:
-                    if not started:
-                        raise
+                    cancelled = self._cancels != cancels or (future is not None and future.decided)
                     run = run or Run(state, run_list)
-                    if self._cancels != cancels or (future is not None and future.decided):
-                        run.cancel_reason = CANCELLED
-                    run.cancel_reason = run.cancel_reason or ownership.cancel_reason
-                    failure = self._failed(run, calls, rest, feed, error)
+                    failure = self._failed(run, cancelled, calls, rest, feed, error) if started else error
                     raise failure from failure.__cause__
                 finally:
-                    ownership.calls, ownership.remaining = outer_calls, outer
-                    ownership.thread = before
+                    ownership.calls, ownership.remaining, ownership.thread = outer_calls, outer, before
                     self._runner = 0
-            if run is None:
-                state.latest = run_list
-                self._ready = state
-                if on_device:
-                    return state.in_form([fetch.get(on_device) for fetch in run_list.fetches])
-                if state.single:
-                    fetch = run_list.fetches[0]
-                    try:
-                        return fetch.read()
-                    except Exception as error:
-                        raise fetch.failed(error) from error
-                return state.in_form([fetch.get() for fetch in run_list.fetches])
-            if not self._parallel:
-                return self._outputs(run)  # with the lock: the next run writes over them
+            if run is None or not self._parallel:
+                # With the lock: the next run writes over them.
+                return self._outputs_now(state, run_list, on_device) if run is None else self._outputs(run)
         return self._outputs(run) if wait else run
+
+    def _check(self, state: ProgramState, run_list: RunList, on_device: bool, cancels: int) -> None:
+        """Raise what keeps a run from beginning. ``cancels``: how often runs were cancelled before it was asked for."""
+        if on_device:
+            for fetch in run_list.fetches:
+                fetch.call(on_device)  # raises now what fetching would raise after the run
+        if self._cancels != cancels:
+            raise Cancelled(CANCELLED)
+        if run_list.states:
+            _check_states(run_list)
+        if run_list.ended:
+            raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
+        if self.ownership.busy:
+            raise self.targets[0].stream.busy_error()
+
+    def _queue_ends(self, run: Run, cancels: int) -> None:
+        """What follows the calls of a run on asynchronous streams, which is in flight from here on."""
+        run.queue_ends()
+        self._in_flight.append(run)
+        if self._cancels != cancels:  # before `cancel` could see the run there
+            run.cancel_reason = CANCELLED
 
     def submit(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], on_device: bool = False
@@ -237,7 +219,7 @@ class Executor:
     def _prepare(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
     ) -> tuple[ProgramState, RunList, CallList, Sequence[tuple[Feed, Array]]]:
-        """The program to run, with observers if there are any, the run list of its slot, the calls, and what to feed.
+        """What `_begin` returns of a program that another one ran before, or that may overlap with runs in flight.
 
         Checks that a run may begin, and waits until fewer runs are in flight than may be.
         """
@@ -278,6 +260,18 @@ class Executor:
             run_list.caller.hold()
         return Run(state, run_list, on_device)
 
+    def _outputs_now(self, state: ProgramState, run_list: RunList, on_device: bool) -> Any:
+        """The outputs of a run that has ended with its calls; the program can run again with nothing to check."""
+        state.latest = run_list
+        self._ready = state
+        if not state.single or on_device:
+            return state.in_form([fetch.get(on_device) for fetch in run_list.fetches])
+        fetch = run_list.fetches[0]
+        try:
+            return fetch.read()
+        except Exception as error:
+            raise fetch.failed(error) from error
+
     def _outputs(self, run: Run) -> Any:
         """The outputs of a run, in the form in which the caller wants them; waits for its end."""
         if not run.ended:
@@ -293,16 +287,24 @@ class Executor:
     # --- failures and cancellation ----------------------------------------------------------------------------------
 
     def _failed(
-        self, run: Run, calls: CallList, rest: Iterable[object], feed: Feed | None, error: BaseException
+        self,
+        run: Run,
+        cancelled: bool,
+        calls: CallList,
+        rest: Iterable[object],
+        feed: Feed | None,
+        error: BaseException,
     ) -> BaseException:
         """Make everything usable again after submitting a run raised ``error``; returns what to raise.
 
         Args:
+            cancelled: whether `cancel` or its future ended it.
             rest: the calls that were not made.
             feed: the input that was being fed.
         """
         action = None
         run.state.latest = None
+        run.cancel_reason = CANCELLED if cancelled else run.cancel_reason or self.ownership.cancel_reason
         index = len(calls.calls) - 1 - sum(1 for _ in rest)
         # Cancelling skips the rest of the calls, so that their number does not say where the run was.
         if index >= 0 and not run.cancel_reason:
