@@ -81,8 +81,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
         parser.error("--minutes must be more than 0")
     if not given.device.startswith("torch:cuda"):
         os.environ["OPWEAVE_TORCH_SEPARATE"] = "1"
-        if given.short:  # threads that spin would take longer than the small sizes
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that spin would take longer than the small sizes
     chosen = [p for p in parts if (p.short or not given.short) and (not given.only or p.name in given.only)]
     if given.short:  # two at a time: no figure of it counts
         chosen = [part._replace(alone=False, beside=k % 2 == 0) for k, part in enumerate(chosen)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,9 @@ from benchmarks.card.part import Context
 __all__ = ["conformance", "devices", "opencl", "sample", "smoke", "tests"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+RESERVE: Final = 2.0
+"""Seconds before its limit at which a part of the suite ends, in the middle of a check if need be."""
+
 WHOLE: Final = (0, 1, 3, 5)
 SAMPLED: Final = (2, 4)
 
@@ -111,15 +116,33 @@ def opencl(context: Context) -> None:
 
 
 def _suite(context: Context, device: str, *, levels: tuple[int, ...], sample: bool) -> None:
+    """Perform checks, and write how many there were, also where the time is over in the middle of one."""
     from opweave_conformance.suite import Suite
 
     suite = Suite(device, levels=levels, seed=context.seed + context.worker, sample=sample)
     counts: Counter[tuple[int, str]] = Counter()
-    margin = 2.0 if context.seconds > 10 else 0.5
+
+    def write_counts() -> None:
+        for level in levels:
+            total = sum(item.check.level == level for item in suite.items)
+            found = {status: n for (at, status), n in sorted(counts.items()) if at == level}
+            context.row("conformance", device=device, level=level, process=context.worker, checks=total,
+                        performed=sum(found.values()), **found)  # fmt: skip
+
+    def end() -> None:
+        write_counts()
+        left_out = len(suite.items) - sum(counts.values()) - len(context.skip)
+        if left_out and not sample:
+            context.failure("all checks", f"{left_out} were not reached in {context.seconds:.0f} s")
+        os._exit(0)
+
+    limit = Timer(max(context.left - RESERVE, 0), end)
+    limit.daemon = True
+    limit.start()
     for item in suite.items:
         if item.name in context.skip:
             continue
-        if context.left < margin or (context.short and sum(counts.values()) >= 20):
+        if context.short and sum(counts.values()) >= 20:
             break
         context.begin(item.name)
         result = suite.perform(item)
@@ -129,11 +152,8 @@ def _suite(context: Context, device: str, *, levels: tuple[int, ...], sample: bo
             if "DeviceLostError" in result.reason:
                 raise SystemExit(3)  # nothing works in this process any more; the next one goes on
         context.done(item.name)
-    for level in levels:
-        total = sum(item.check.level == level for item in suite.items)
-        found = {status: n for (at, status), n in sorted(counts.items()) if at == level}
-        context.row("conformance", device=device, level=level, process=context.worker, checks=total,
-                    performed=sum(found.values()), **found)  # fmt: skip
+    limit.cancel()
+    write_counts()
 
 
 # --- tests ----------------------------------------------------------------------------------------------------------

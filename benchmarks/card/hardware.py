@@ -119,13 +119,13 @@ class Card(Hardware):
         return {event.key: event.count for event in profiler.key_averages() if event.key in names}
 
     def captured(self, function: Run) -> Run:
-        side = torch.cuda.Stream(self.target)
-        with torch.cuda.stream(side):  # libraries take workspaces and choose algorithms when they are first used
-            for _ in range(3):
+        with torch.cuda.stream(torch.cuda.Stream(self.target)):
+            for _ in range(3):  # libraries load kernels and choose algorithms when they are first used
                 function()
         torch.cuda.synchronize(self.target)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
+        # Of the workspaces of the queue above, torch.compile frees all that it finds.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.target)):
             function()
         return graph.replay  # type: ignore[no-any-return]
 

@@ -23,9 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 __all__ = ["Absent", "Context", "Part"]
+
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -96,6 +98,10 @@ class Context:
     def is_stand_in(self) -> bool:
         """Whether the device plays a card."""
         return not self.device.startswith("torch:cuda")
+
+    def pick(self, short: T, stand_in: T, card: T) -> T:
+        """The size to try: the shortest form, what a processor takes some seconds for, or what a card is there for."""
+        return short if self.short else stand_in if self.is_stand_in else card
 
     def row(self, table: str, /, **figures: Any) -> None:
         self._write(kind="row", table=table, figures=figures)

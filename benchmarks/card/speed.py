@@ -52,10 +52,9 @@ def _best(card: Hardware, run: Run, samples: int) -> float:
     return min(card.seconds(run) for _ in range(samples))
 
 
-def measured_peaks(card: Hardware, *, short: bool) -> Peaks:
-    size, width, samples = (1 << 20, 128, 2) if short else (1 << 30, 8192, 5)
-    if card.target.type == "cpu" and not short:
-        size, width = 1 << 26, 1024
+def measured_peaks(context: Context) -> Peaks:
+    card = hardware(context.device)
+    size, width, samples = context.pick((1 << 20, 128, 2), (1 << 24, 512, 3), (1 << 30, 8192, 5))
     source = torch.empty(size, dtype=torch.uint8, device=card.target)
     target = torch.empty_like(source)
     bandwidth = 2 * size / _best(card, partial(target.copy_, source), samples)
@@ -72,7 +71,7 @@ def measured_peaks(card: Hardware, *, short: bool) -> Peaks:
 def peaks(context: Context) -> None:
     """Bandwidth and products of the card by torch, and transfers by opweave's streams."""
     card = hardware(context.device)
-    found = measured_peaks(card, short=context.short)
+    found = measured_peaks(context)
     context.row("peaks", what="copy on the device", GB_per_s=found.bandwidth / 1e9)
     for name, flops in found.flops.items():
         context.row("peaks", what=f"product in {name}", TFLOP_per_s=flops / 1e12)
@@ -81,12 +80,12 @@ def peaks(context: Context) -> None:
 
 
 def _transfers(context: Context, card: Hardware) -> None:
-    size = 1 << 20 if context.short else 1 << 28
+    size = context.pick(1 << 20, 1 << 24, 1 << 28)
     device = ow.device(context.device)
     pinned = card.pinned(size).numpy()
     pageable = np.zeros(size, np.uint8)
     pattern = np.random.default_rng(context.seed).integers(0, 256, size, np.uint8)
-    samples = 2 if context.short else 5
+    samples = context.pick(2, 3, 5)
     with device.alloc(size) as buffer, device.open() as stream, device.open() as other:
         busy = _busy_program(context, other)
         for kind, host in (("pinned", pinned), ("pageable", pageable)):
@@ -113,7 +112,7 @@ def _queued(stream: Any, transfer: Callable[..., Any], buffer: Any, host: Array)
 
 def _busy_program(context: Context, stream: Any) -> Callable[[], Any]:
     """What begins some milliseconds of products on another stream of the device, and returns their future."""
-    count, width = (2, 64) if context.short else (20, 512) if context.is_stand_in else (200, 4096)
+    count, width = context.pick((2, 64), (10, 256), (200, 4096))
     scheduler = ow.Scheduler([stream])
     x = ow.input("x", (width, width))
     weight = ow.weights({"w": np.full((width, width), 1 / width, np.float32)}, device=context.device)["w"]
@@ -273,7 +272,7 @@ def _in_turns(
     names = list(runs)
     for run in runs.values():
         run()
-    most = 3 if context.short else 31
+    most = context.pick(3, 7, 31)
     once = sum(seconds(run) for run in runs.values())
     samples = max(3, min(most, round(2.0 / max(once, 1e-6))))
     wall: dict[str, list[float]] = {name: [] for name in names}
@@ -292,14 +291,12 @@ def _in_turns(
 
 
 def chain_tasks(context: Context) -> Iterator[models.Task]:
-    yield models.additions(100 if context.short else 1000)
+    yield models.additions(context.pick(100, 200, 1000))
 
 
 def encoder_tasks(context: Context) -> Iterator[models.Task]:
     arrays = models.minilm_arrays(48, 100) if context.short else models.minilm_arrays()
-    sizes: tuple[tuple[int, int], ...] = ((1, 16), (1, 128), (32, 128))
-    if context.is_stand_in:
-        sizes = ((1, 4),) if context.short else ((1, 16), (2, 32))
+    sizes = context.pick([(1, 4)], [(1, 16), (2, 32)], [(1, 16), (1, 128), (32, 128)])
     for dtype in models.DTYPES:
         for batch, tokens in sizes:
             yield models.encoder(arrays, batch, tokens, dtype)
@@ -322,7 +319,7 @@ def decoder(context: Context) -> None:
 
 
 def _compare_all(context: Context, table: str, tasks: Iterator[models.Task], *, with_peaks: bool = True) -> None:
-    peak = measured_peaks(hardware(context.device), short=context.short) if with_peaks else None
+    peak = measured_peaks(context) if with_peaks else None
     for task in tasks:
         if context.left < ENOUGH:
             context.row("not reached", task=task.name, dtype=task.dtype, why="no time was left")
@@ -356,8 +353,8 @@ def training(context: Context) -> None:
     from benchmarks.training import ours as our_steps
     from benchmarks.training import tasks, torchs
 
-    card = hardware(context.device)
-    task = tasks()["perceptron" if context.short else "transformer"]
+    card, name = hardware(context.device), context.pick("perceptron", "perceptron", "transformer")
+    task = tasks()[name]
     trainer, step = our_steps(task, context.device, 1 << 40)
     runs: dict[str, Run] = {"opweave": step, "eager": torchs(task, card.target)}
     if not context.short:
@@ -379,7 +376,7 @@ def training(context: Context) -> None:
     queue = getattr(trainer.scheduler.streams[0], "queue", None)
     wall, events = _in_turns(context, card, runs, queue)
     context.row(
-        "a training step", task="transformer of 1 M parameters, 32 pieces of 64 letters", dtype="f32",
+        "a training step", task=name, dtype="f32",
         **{f"{name}_us": t * 1e6 for name, t in wall.items()},
         **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
         **{f"{name}_event_us": t * 1e6 for name, t in events.items()},

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from opweave.contract import Call, Step
+from opweave_torch.kernels.table import SYNCHRONIZES
+from opweave_torch.native import inference_mode
 
 if TYPE_CHECKING:
     from opweave_torch.queues import QueueStream
@@ -19,9 +22,13 @@ __all__ = ["CapturedPlan"]
 class CapturedPlan:
     """One call for all calls of a plan.
 
-    The first run makes them one by one: libraries load kernels and take workspaces when they are first used, which is
-    not possible while capturing. The second run captures them, which executes nothing, and launches the graph; so do
-    all later ones. Where a call cannot be captured (it waits for the device, say) they stay single calls.
+    The first run makes them one by one: libraries load kernels and make their handles, one for each thread, when they
+    are first used, which is not possible while capturing. The next run in the same thread captures them, which executes
+    nothing, and launches the graph; so do all later ones. Where a call cannot be captured (it waits for the device,
+    say) they stay single calls.
+
+    They are captured on a queue of their own, so that the workspace of cuBLAS, which belongs to a queue, is memory of
+    the graph. That of the stream's queue may be freed: ``torch.compile(mode="reduce-overhead")`` frees all workspaces.
 
     Args:
         stream: whose queue is current when the plan runs.
@@ -37,19 +44,25 @@ class CapturedPlan:
         self._calls: Final = calls
         self._steps: Final = steps
         self._graph: Any = None
-        self._runs = 0
+        self._ran_in = 0  # the thread of the latest run
         self.remark = "will be captured as a CUDA graph by its second run"
+        # An attempt to capture these would leave torch's random generator of the device unusable.
+        waiting = next((step for step in steps if step.op in SYNCHRONIZES), None)
+        self._captures = waiting is None
+        if waiting is not None:
+            self.remark = f"not a CUDA graph: {waiting.op} {waiting.label!r} waits for the device"
 
     def __call__(self) -> None:
         if self._graph is not None:
             self._graph.replay()
             return
-        self._runs += 1
-        graph = self._capture() if self._runs == 2 else None
-        if graph is not None:
-            self._graph = graph
-            graph.replay()
-            return
+        if self._captures and self._ran_in == get_ident():
+            self._captures = False
+            self._graph = self._capture()
+            if self._graph is not None:
+                self._graph.replay()
+                return
+        self._ran_in = get_ident()
         for call, step in zip(self._calls, self._steps, strict=True):
             try:
                 call()
@@ -63,23 +76,28 @@ class CapturedPlan:
         torch.cuda.synchronize(stream.target)
         if stream.pool is None:
             stream.pool = torch.cuda.graph_pool_handle()
-        index, failure = 0, None
+        index, failure, begun = 0, None, False
         collecting = gc.isenabled()
         gc.disable()  # a tensor collected meanwhile would be freed as a part of the graph
-        # thread_local: allocations of other threads do not invalidate the capture.
-        graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
-        try:
-            for index, call in enumerate(self._calls):  # noqa: B007 - which call failed
-                call()
-        except Exception as error:
-            failure = error
-        finally:
+        with torch.cuda.stream(stream.capturing):
             try:
-                graph.capture_end()
+                # Tensors that torch makes with a graph must be no inference tensors: others' graphs use them too.
+                with inference_mode(False):
+                    # thread_local: allocations of other threads do not invalidate the capture.
+                    graph.capture_begin(pool=stream.pool, capture_error_mode="thread_local")
+                begun = True
+                for index, call in enumerate(self._calls):  # noqa: B007 - which call failed
+                    call()
             except Exception as error:
-                failure = failure or error
-            if collecting:
-                gc.enable()
+                failure = error
+            finally:
+                try:
+                    if begun:
+                        graph.capture_end()
+                except Exception as error:
+                    failure = failure or error
+                if collecting:
+                    gc.enable()
         if failure is None:
             self.remark = "runs as a CUDA graph"
             return graph

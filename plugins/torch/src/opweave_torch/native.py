@@ -105,13 +105,13 @@ def has_fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **
         return False
 
 
-def inference_mode() -> AbstractContextManager[object]:
-    """torch's inference mode for a ``with`` block.
+def inference_mode(enabled: bool = True) -> AbstractContextManager[object]:
+    """torch's inference mode for a ``with`` block, or no inference mode.
 
     The private class has no methods in Python. In one of those of the public class an interruption (Ctrl-C) can leave
     the mode entered, and the thread's tensors have no gradients from there on.
     """
-    return _INFERENCE_MODE(True)  # type: ignore[no-any-return]
+    return _INFERENCE_MODE(enabled)  # type: ignore[no-any-return]
 
 
 # --- packed weights -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ class QueueStream(TorchStream):
     Attributes:
         queue: torch's.
         pool: memory that captured plans share; they never run at the same time. ``None`` until there is one.
+        capturing: the queue on which plans are captured.
     """
 
     def __init__(self, device: TorchAccelerator, options: Options) -> None:
@@ -47,6 +49,10 @@ class QueueStream(TorchStream):
         self._captures = device.target.type == "cuda" and options.graphs and not (TRACE.listening and TRACE.detailed)
 
     # --- running ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def capturing(self) -> Any:
+        return self.api.Stream(self.target)
 
     @property
     def shares_calls(self) -> bool:
