@@ -18,7 +18,7 @@ import onnxruntime
 
 import opweave as ow
 from opweave.graph.dtypes import f32
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 from opweave_ort.model import ONNX_TYPES, Model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import opweave as ow
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 from opweave_cpu.jit.compiler import why_not
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is

@@ -29,7 +29,7 @@ import onnxruntime
 import opweave as ow
 from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.precision import Precision
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 from opweave_ort.model import MICROSOFT, ONNX_TYPES, Model
 from opweave_ort.weights import form_of, pack, pieces
 

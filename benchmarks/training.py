@@ -27,7 +27,7 @@ import torch.nn.functional as F  # noqa: N812 - as torch's own documentation cal
 
 import opweave as ow
 import opweave_training as training
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 

@@ -28,7 +28,7 @@ PROCESSES = 4
 processors."""
 
 SMOKE = (
-    "core/graph", "core/ops", "core/host", "core/test_public_names.py", "core/contract/test_example_backend.py",
+    "core/graph", "core/ops", "core/runtime/host", "core/test_public_names.py", "core/contract/test_example_backend.py",
     "core/contract/test_kernels.py", "core/registry/test_names.py", "core/scheduler/test_allocate.py",
     "core/scheduler/test_assign.py", "core/scheduler/test_fusing.py", "core/scheduler/test_run.py",
     "cpu/test_elementwise.py",
@@ -37,7 +37,7 @@ SMOKE = (
 
 LONG = (
     "core/graph/test_dtypes.py", "core/graph/test_foreign_arrays.py", "core/graph/test_layout.py",
-    "core/host/test_storage.py", "core/ops/test_third_party.py",
+    "core/runtime/host/test_storage.py", "core/ops/test_third_party.py",
 )  # fmt: skip
 """Files in these folders that take long, for all pairs of types or memories, hundreds of examples, or importing JAX.
 Other tests of the selection use what they test."""

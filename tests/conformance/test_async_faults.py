@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from opweave.contract import Buffer, WorkerStream
-from opweave.host import storage
 from opweave.registry import Registry
 from opweave.runtime import buffer
+from opweave.runtime.host import storage
 from opweave_conformance import workload
 from opweave_conformance.levels import failures, order
 from opweave_conformance.levels.indices import INDEXING

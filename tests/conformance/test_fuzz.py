@@ -25,7 +25,7 @@ import os, signal, sys, time
 import numpy as np
 from opweave.contract import Backend, MemorySpace, Stream
 from opweave.graph.opdef import OPS
-from opweave.host.device import ReferenceKernels
+from opweave.runtime.host.device import ReferenceKernels
 
 FAULT = os.environ["FUZZ_FAULT"]
 HELD = []

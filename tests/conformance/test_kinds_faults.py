@@ -12,8 +12,8 @@ from opweave.contract import BufferType, Step
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
 from opweave.graph.tensor import Tensor
-from opweave.host.repacked import RepackedType
 from opweave.registry import Registry
+from opweave.runtime.host.repacked import RepackedType
 from opweave_conformance.suite import Suite
 from tests.support.sound_device import SoundBackend, SoundDevice
 

@@ -12,7 +12,7 @@ from opweave.contract import Stream
 from opweave.contract.kernels import KernelTable
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_conformance import CASES, cases_for, run_case
 from opweave_conformance.cases.derived import defaults, is_default
 from opweave_conformance.trial import the_node
@@ -34,7 +34,7 @@ def test_cases_are_named_after_the_node_that_they_try():
 SECOND_HALF = """
 import json
 from opweave_conformance import CASES, run_case
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 
 device = HostDevice()
 print(json.dumps([(case.id, *run_case(device, case)[:2]) for case in CASES[1::2]]))

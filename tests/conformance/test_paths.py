@@ -12,8 +12,8 @@ from opweave.contract import NEVER, Backend, Device, Kind, Limit, Stream, Tunabl
 from opweave.contract.kernels import KernelTable
 from opweave.contract.tunable import limits_read
 from opweave.errors import PluginError
-from opweave.host.memory import HostMemory
 from opweave.registry import Registry
+from opweave.runtime.host.memory import HostMemory
 from opweave_conformance.cases import CASES
 from opweave_conformance.cases.long_operands import LONG_CASES
 from opweave_conformance.check import run_case

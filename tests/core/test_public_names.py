@@ -68,7 +68,7 @@ def test_names_of_the_contract_mean_one_thing():
         assert getattr(opweave, name) is getattr(opweave.contract, name)
 
 
-@pytest.mark.parametrize("room", ["errors", "graph.dtypes", "contract.kernels", "host", "host.storage"])
+@pytest.mark.parametrize("room", ["errors", "graph.dtypes", "contract.kernels", "runtime.host", "runtime.host.storage"])
 def test_modules_for_authors_say_what_is_public(room: str):
     module = importlib.import_module(f"opweave.{room}")
     assert [name for name in module.__all__ if not hasattr(module, name)] == []

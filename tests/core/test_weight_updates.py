@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import BufferType, Usage
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 from tests.support.real_devices import make, real_device
 

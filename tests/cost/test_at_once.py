@@ -11,7 +11,7 @@ import pytest
 
 import opweave as ow
 import opweave_cost
-from opweave.host.cores import Cores
+from opweave.runtime.host.cores import Cores
 from opweave.scheduler.place.optimize import Problem
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
 from opweave_cost.place import list_schedule

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 from opweave_cpu import hardware
 from opweave_cpu.doctor import kernel_diagnosis
 

@@ -17,7 +17,7 @@ from opweave.contract.kernels import Kernel
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.graph.precision import Precision
-from opweave.host.cache import FileCache
+from opweave.runtime.host.cache import FileCache
 from opweave_cpu.device import CpuDevice
 from opweave_cpu.tunables import TILE_ROWS
 

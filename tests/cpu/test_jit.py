@@ -22,9 +22,9 @@ import opweave as ow
 from opweave.contract import Arg, Step
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
-from opweave.host.cache import FileCache
 from opweave.leaf_memory import place
 from opweave.ops.movement import after
+from opweave.runtime.host.cache import FileCache
 from opweave_conformance import CASES
 from opweave_cpu import CpuDevice
 

@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Usage
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_cpu import CpuDevice, node_memory
 from opweave_cpu.node_memory import NodeType, bind_to_node, free_bytes, memory_nodes
 

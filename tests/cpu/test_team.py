@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.threads import ThreadPool
+from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.threads import CURRENT, THREADS
 
 pytest.importorskip("llvmlite")

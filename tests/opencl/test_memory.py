@@ -12,7 +12,7 @@ import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, Group, Step
 from opweave.errors import AllocationError, BoundsError, LifetimeError
 from opweave.graph.dtypes import as_dtype
-from opweave.host.device import HostBackend
+from opweave.runtime.host.device import HostBackend
 
 F32 = as_dtype("f32")
 

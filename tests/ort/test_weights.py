@@ -12,9 +12,9 @@ import pytest
 
 import opweave as ow
 from opweave.graph.dtypes import QUANTIZED, f32
-from opweave.host.device import HostDevice
-from opweave.host.reservations import RESERVATIONS
 from opweave.ops.blocks import block_parts, dequantize
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_ort.model import Model
 from opweave_ort.runtime import RUNTIME, allocated
 from opweave_ort.sessions import SESSIONS, Session

@@ -22,7 +22,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Plan
 from opweave.errors import OpweaveError
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_cpu.device import CpuDevice
 from opweave_remote.connection import Connection
 from opweave_remote.security import new_nonce, proof

@@ -10,7 +10,7 @@ import numpy as np
 from opweave.contract import Kind, MemorySpace, Step
 from opweave.contract.kernels import KernelTable
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory, NumPyMemory
+from opweave.runtime.host.memory import HostMemory, NumPyMemory
 from opweave_conformance.companions import SeparateMemory
 
 BASIC = ("add", "sub", "mul", "neg", "exp", "relu", "scale", "matmul", "linear", "concat", "assign", "index_copy")

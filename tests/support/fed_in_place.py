@@ -10,8 +10,8 @@ import numpy as np
 
 from opweave.contract import Arg, Backend, Call, Device, Group, Kind, Step, Stream
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory
-from opweave.host.storage import array_shape
+from opweave.runtime.host.memory import HostMemory
+from opweave.runtime.host.storage import array_shape
 
 
 def array_at(address: int, arg: Arg) -> np.ndarray[Any, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.contract import Arg, Backend, Call, Device, Kind, Step, Stream
 from opweave.contract.kernels import KernelTable
-from opweave.host.memory import HostMemory
+from opweave.runtime.host.memory import HostMemory
 
 kernels = KernelTable(dtypes="f32", layout="dense")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from opweave.contract import Backend, Device, Kind, Stream
-from opweave.host.memory import HostMemory
+from opweave.runtime.host.memory import HostMemory
 from tests.support.devices import table
 
 

@@ -11,7 +11,7 @@ from opweave.registry import PluginRecord, Registry
 BACKEND = """
     from opweave.contract import Backend, Device, Kind
     from opweave.errors import Unavailable
-    from opweave.host.memory import HostMemory
+    from opweave.runtime.host.memory import HostMemory
     from opweave.contract.kernels import KernelTable
     from opweave.graph.opdef import OpDef
     from opweave.registry import hookimpl

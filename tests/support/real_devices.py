@@ -12,7 +12,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Arg
 from opweave.graph.dtypes import f32
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 
 __all__ = ["COMBINATIONS", "NAMES", "combined", "make", "real_device", "three", "values", "vector"]
 

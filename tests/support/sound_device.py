@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.contract import Arg, Backend, Call, Device, Group, Kind, Step, Stream, Usage
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_conformance.trial import array_of
 
 CAPACITY = 1 << 30

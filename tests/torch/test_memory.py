@@ -16,7 +16,7 @@ from opweave.contract import Arg, Usage
 from opweave.errors import AllocationError, DTypeError, HazardError, UnsupportedOpError
 from opweave.graph.dtypes import DTYPES, as_dtype
 from opweave.graph.layout import dense_strides, nbytes
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_torch.accelerator import SeparateCpuDevice, TorchAccelerator
 from opweave_torch.memory import TORCH_DTYPES, dense_bytes, one_tensor_a_window, tensor
 

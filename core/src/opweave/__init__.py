@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from opweave.formats.load import load_weights as load_weights
     from opweave.function import Function as Function
     from opweave.function import compile as compile
-    from opweave.host.threads import ThreadPool as ThreadPool
     from opweave.kv_cache import KVCache as KVCache
+    from opweave.runtime.host.threads import ThreadPool as ThreadPool
     from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
@@ -35,7 +35,7 @@ _LATER = {
     "OpweaveWarning": "opweave.warning",
     "combine": "opweave.combined.device",
     "Sharded": "opweave.sharding.placing",
-    "ThreadPool": "opweave.host.threads",
+    "ThreadPool": "opweave.runtime.host.threads",
     "compare": "opweave.tools.compare",
     "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",

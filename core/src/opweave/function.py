@@ -16,7 +16,7 @@ from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign
 from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
 from opweave.graph.tensor import Tensor, constant, input
-from opweave.host.storage import Adopted
+from opweave.runtime.host.storage import Adopted
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.precision import checked_precision

@@ -14,11 +14,11 @@ from opweave.errors import BoundsError, DTypeError, LayoutError, ShapeError
 from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTypeLike, as_dtype, f32
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import array_shape
 from opweave.leaf_memory import write_state
 from opweave.leaves import Where, state
 from opweave.ops.encoding import ENCODED
 from opweave.runtime.device import Device
+from opweave.runtime.host.storage import array_shape
 from opweave.sharding.placing import Sharded
 
 __all__ = ["Batch", "KVCache"]

@@ -27,11 +27,11 @@ from opweave.graph.dtypes import DType
 from opweave.graph.leaf import Location, Placement
 from opweave.graph.shards import Shards
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import array_shape, read, write
 from opweave.ops.quantization import quantize
 from opweave.progress import shown
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.device import Device
+from opweave.runtime.host.storage import array_shape, read, write
 from opweave.runtime.memory import BufferType
 from opweave.runtime.space import CHANGES
 from opweave.runtime.stream import Stream
@@ -281,7 +281,7 @@ def read_leaf(tensor: Tensor, *, stream: Stream | None = None) -> np.ndarray[Any
     if leaf.placement is not None:
         arg = _placed_arg(tensor, leaf.placement)
         if stream is not None:
-            from opweave.host.regions import download  # most values are read at once
+            from opweave.runtime.host.regions import download  # most values are read at once
 
             return download(stream, arg, shape)
         leaf.placement.buffer.device.synchronize()
@@ -343,7 +343,7 @@ def write_state(tensor: Tensor, values: Any, *, stream: Stream | None = None) ->
     elif array.size:
         arg = _placed_arg(tensor, leaf.placement)
         if stream is not None:
-            from opweave.host.regions import upload as queue_upload  # most values are written at once
+            from opweave.runtime.host.regions import upload as queue_upload  # most values are written at once
 
             queue_upload(stream, arg, array)
         else:

@@ -13,10 +13,10 @@ import numpy as np
 
 from opweave.graph.leaf import Location
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import dense_arg, write
 from opweave.leaf_memory import withdraw
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.device import Device
+from opweave.runtime.host.storage import dense_arg, write
 
 __all__ = ["evict", "has_copies", "rewrite"]
 

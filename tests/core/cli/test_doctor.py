@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from opweave.host.cache import FileCache
-from opweave.host.cores import Cores
 from opweave.packages import pip_install
+from opweave.runtime.host.cache import FileCache
+from opweave.runtime.host.cores import Cores
 from opweave.tools.doctor import cache_diagnosis, cores_diagnosis, threads_diagnosis
 from tests.support.plugins_for_tests import OLD, backend, probed
 from tests.support.text import words

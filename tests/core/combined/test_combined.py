@@ -11,7 +11,7 @@ import pytest
 import opweave as ow
 from opweave.combined.device import CombinedDevice
 from opweave.contract import Kind, Step
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_conformance.suite import Suite
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member, Separate

@@ -26,7 +26,7 @@ from opweave.contract import (
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Broken, ExecutionError
 from opweave.graph.dtypes import f32
-from opweave.host.device import HostBackend, HostDevice
+from opweave.runtime.host.device import HostBackend, HostDevice
 from tests.support.async_device import AsyncDevice, FusingThreadStream, ThreadStream
 from tests.support.example_backend import ExampleDevice
 

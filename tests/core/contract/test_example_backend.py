@@ -12,9 +12,9 @@ from opweave.contract import Arg, Step
 from opweave.errors import LayoutError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import f32
 from opweave.graph.layout import dense_strides
-from opweave.host.device import HostDevice
-from opweave.host.storage import read, write
 from opweave.registry import Registry
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.storage import read, write
 from tests.support.example_backend import ExampleBackend, ExampleDevice
 
 SUPPORT = Path(__file__).parents[2] / "support"

@@ -13,8 +13,8 @@ from opweave.contract.kernels import KernelTable
 from opweave.errors import LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype, f16, f32, i32, q4_0, u8
 from opweave.graph.layout import dense_strides
-from opweave.host.device import HostDevice
-from opweave.host.memory import HostMemory
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.memory import HostMemory
 
 
 def arg(dtype="f32", shape=(4, 8), strides=None) -> Arg:

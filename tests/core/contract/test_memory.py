@@ -33,7 +33,7 @@ from opweave.errors import (
 from opweave.graph.dtypes import bf16, f32, q8_0
 from opweave.graph.layout import dense_strides
 from opweave.graph.tensor import Tensor, constant, input
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave.tracing import TRACE
 from tests.support.async_device import AsyncDevice

@@ -7,7 +7,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Offloading, Step, flops
 from opweave.graph.dtypes import as_dtype
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.runtime.offload import Rates
 from opweave.scheduler.place.target import unbound_step
 from opweave_conformance import CASES

@@ -16,8 +16,8 @@ from opweave.contract import Arg, Device, Step, Stream
 from opweave.contract.kernels import KernelTable
 from opweave.errors import AllocationError
 from opweave.graph.dtypes import as_dtype
-from opweave.host import HostBackend
 from opweave.runtime import reclaim as module
+from opweave.runtime.host import HostBackend
 
 F32 = as_dtype("f32")
 SECONDS = 10

@@ -14,7 +14,7 @@ import pytest
 import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, Step
 from opweave.graph.dtypes import f32
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.real_devices import make, real_device, three, values, vector
 
 device = real_device
@@ -98,7 +98,7 @@ def test_several_buffers_hold_what_one_cannot(device):
 
 
 def test_values_are_copied_between_any_two_memories(device):
-    from opweave.host import storage
+    from opweave.runtime.host import storage
 
     source = vector(device.alloc(64))
     storage.write(source, np.arange(16, dtype=np.float32))

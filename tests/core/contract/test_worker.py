@@ -15,7 +15,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Step, StepError, Stream, WorkerStream
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.async_device import AsyncDevice, Boom, kernels, vector
 from tests.support.devices import Separate
 

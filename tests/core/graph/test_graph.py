@@ -8,8 +8,8 @@ from opweave.graph.dtypes import f32
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import node
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import place, upload
+from opweave.runtime.host.device import HostDevice
 from tests.support.async_device import AsyncDevice
 
 

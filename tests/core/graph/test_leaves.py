@@ -27,9 +27,9 @@ from opweave.errors import (
 )
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import constant, input
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import place, read_leaf, upload, write_state
 from opweave.leaves import Blocks, state, weights
+from opweave.runtime.host.device import HostDevice
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
 

@@ -6,7 +6,7 @@ import pytest
 import opweave as ow
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.evaluate import evaluate
 
 

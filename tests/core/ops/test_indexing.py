@@ -8,7 +8,7 @@ import torch
 import opweave as ow
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.evaluate import evaluate
 
 RNG = np.random.default_rng(2)

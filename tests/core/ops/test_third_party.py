@@ -14,7 +14,7 @@ import opweave as ow
 from opweave.graph.opdef import OPS, Example, Limits, OpDef, Sample
 from opweave.graph.tensor import input as leaf
 from opweave.graph.tensor import node
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.place.precision import precisions_of
 from opweave_conformance import cases_for, limits, run_case
 from opweave_conformance.case import LAYOUTS

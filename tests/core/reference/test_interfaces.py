@@ -13,10 +13,10 @@ import pytest
 import opweave as ow
 from opweave.contract import HOST_SPACE, Arg, BufferType, MultiBuffer, Step, Stream, Usage
 from opweave.graph.dtypes import f32
-from opweave.host.device import HostDevice
-from opweave.host.reservations import RESERVATIONS
 from opweave.ops.encoding import encode
 from opweave.runtime.device import Device
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.reservations import RESERVATIONS
 from tests.support.real_devices import NAMES, make, real_device, three, values, vector
 
 device = real_device

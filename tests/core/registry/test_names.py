@@ -12,9 +12,9 @@ from opweave import registry as default
 from opweave.contract import Backend, Device, Features, Kind, SetThreads, Stream
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Broken, NameConflict, Unavailable, UnknownNameError
-from opweave.host.memory import HostMemory
 from opweave.registry import Registry, State
 from opweave.registry.naming import device_names, parse_spec
+from opweave.runtime.host.memory import HostMemory
 from tests.support.plugins_for_tests import BACKEND, PluginFolder
 
 

@@ -19,8 +19,8 @@ from benchmarks.graphs import GRAPHS
 from benchmarks.memory_verifier import judge, verify
 from opweave.contract import Arg, Call, Group, MemorySpace, Step, Stream
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
 from opweave.runtime.fusion import pointwise_groups
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.plan.chunks import Block, ChunkPlan, plan_chunks
 from opweave.scheduler.program import MemoryMap, Program, Region
 from tests.support.evaluate import evaluate

@@ -13,7 +13,7 @@ import pytest
 import opweave as ow
 from opweave.contract import BufferType, Usage
 from opweave.graph import tensor
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.place.target import Target
 from opweave.scheduler.plan.chunks import Block, plan_chunks

@@ -14,7 +14,7 @@ import opweave as ow
 from opweave.contract import Arg, Call, MemorySpace
 from opweave.contract.kernels import KernelTable
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.core.scheduler.test_random import run_case
 from tests.support.async_device import AsyncDevice, Boom, ThreadStream, array
 from tests.support.devices import BASIC, Separate

@@ -9,7 +9,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Stream
 from opweave.contract.kernels import KernelTable
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.place.target import unbound_step
 from tests.support.devices import Separate
 

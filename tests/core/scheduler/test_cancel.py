@@ -14,7 +14,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Stream
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 from tests.support.real_devices import COMBINATIONS, combined
 

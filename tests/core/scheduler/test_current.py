@@ -9,7 +9,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Usage
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Plain, Separate
 
 F = np.float32

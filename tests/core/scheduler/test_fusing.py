@@ -10,7 +10,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Call, Group, Step, Stream, pointwise_groups
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 
 F = np.float32

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.real_devices import make, real_device
 
 device = real_device

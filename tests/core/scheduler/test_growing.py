@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 
 F = np.float32

@@ -13,8 +13,8 @@ from opweave.contract.kernels import KernelTable
 from opweave.contract.memory import as_bytes
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Tensor
-from opweave.host.device import HostDevice
-from opweave.host.memory import HostMemory
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.memory import HostMemory
 from tests.support.async_device import AsyncDevice
 from tests.support.devices import Plain, Separate, reference_kernel
 

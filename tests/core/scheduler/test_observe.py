@@ -12,7 +12,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Stream
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.core.scheduler.test_async import Reference
 from tests.core.scheduler.test_random import _hazard, random_devices
 from tests.support.devices import Separate

@@ -10,7 +10,7 @@ import pytest
 import opweave as ow
 from opweave.graph.opdef import find_op
 from opweave.graph.tensor import node
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 from tests.support.real_devices import real_device
 

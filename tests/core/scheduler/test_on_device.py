@@ -10,7 +10,7 @@ import torch
 
 import opweave as ow
 from opweave.contract import Kind
-from opweave.host.device import ReferenceKernels
+from opweave.runtime.host.device import ReferenceKernels
 from tests.support.array_device import DLPACK, Array, ArrayStream, FunctionalDevice
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract.kernels import KernelTable
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_training import SGD, AdamW
 from tests.support.devices import Plain, Separate
 

@@ -11,7 +11,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Kind
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import BASIC, Beside, Plain, Separate
 from tests.support.evaluate import evaluate
 from tests.support.random_graphs import ALL_OPS, Case

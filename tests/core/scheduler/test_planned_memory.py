@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 from tests.support.random_graphs import Case
 from tests.support.real_devices import real_device

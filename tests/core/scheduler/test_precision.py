@@ -9,7 +9,7 @@ import pytest
 
 import opweave as ow
 from opweave.graph.precision import Precision
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.place.precision import converted_leaf, rebuilt
 from tests.support.evaluate import evaluate
 from tests.support.rounding import Rounding, named, nmse, to_bf16, to_int8

@@ -23,7 +23,7 @@ import opweave as ow
 from benchmarks.memory_verifier import judge
 from benchmarks.order_verifier import races
 from opweave.contract import Stream
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Plain, Separate
 from tests.support.evaluate import evaluate
 from tests.support.random_graphs import ALL_OPS, Case, N

@@ -16,10 +16,10 @@ from opweave.errors import LayoutError, SchedulerError, UnknownNameError, Unsupp
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
 from opweave.graph.leaf import Location
-from opweave.host.device import HostDevice
-from opweave.host.memory import HostMemory
-from opweave.host.repacked import RepackedType
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.memory import HostMemory
+from opweave.runtime.host.repacked import RepackedType
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_cost.cost_model import CostModel, Curve, OpCost, Profile
 from tests.support.devices import reference_kernel
 

@@ -10,7 +10,7 @@ import pytest
 
 import opweave as ow
 import opweave_cost
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Explanation
 from opweave.units import human_time
 from tests.support.devices import BASIC, Separate

@@ -20,8 +20,8 @@ import opweave as ow
 from benchmarks.order_verifier import races
 from opweave.contract import Step
 from opweave.contract.kernels import KernelTable
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Plain, Separate, reference_kernel
 
 CASES = int(os.environ.get("OPWEAVE_RANDOM_CASES", "120"))

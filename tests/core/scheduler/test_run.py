@@ -10,7 +10,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import MemorySpace
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.tracing import TRACE, TraceEvent
 from tests.support.devices import BASIC, Plain, Separate
 

@@ -16,7 +16,7 @@ from opweave.contract.kernels import Kernel, KernelTable
 from opweave.contract.step import Choice
 from opweave.contract.workspace import Scratch
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.plan.chunks import FILLED_LIMIT
 from tests.support.devices import BASIC, Separate
 

@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 from opweave.contract import Stream
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
 
 F = np.float32

@@ -16,7 +16,7 @@ import pytest
 import opweave as ow
 from benchmarks.sized_graphs import decoder, encoder, stack
 from opweave.contract.kernels import KernelTable
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.compile.template import Outline, Template
 from tests.core.scheduler.test_reuse import COLUMNS, NODES, OPS, ROWS, names, other_kernel
 from tests.support.devices import Plain, Separate, reference_kernel

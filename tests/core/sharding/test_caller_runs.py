@@ -12,8 +12,8 @@ import pytest
 
 import opweave as ow
 from opweave import processors
-from opweave.host.device import HostDevice
 from opweave.processors import NOWHERE, Apart, current_processor
+from opweave.runtime.host.device import HostDevice
 from tests.support.devices import BASIC, Separate
 from tests.support.interrupts import interrupted, needs_timer
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import opweave as ow
 from opweave.contract import Stream
 from opweave.graph.dtypes import as_dtype
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.sharding import values
 from tests.support.collective_backend import ExchangingBackend
 from tests.support.devices import Separate

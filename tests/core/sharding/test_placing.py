@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import opweave as ow
 from opweave.graph.shards import Shards
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.sharding.placing import cuts_of
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Separate

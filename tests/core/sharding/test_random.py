@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.sharding import values
 from opweave.sharding.values import Spread
 from tests.core.scheduler.test_lost import Fragile

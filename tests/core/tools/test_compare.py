@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.tools.compare import NodeError
 from opweave.tools.distance import distance
 from tests.support.devices import BASIC, Separate
@@ -136,7 +136,7 @@ def test_the_script_repeats_the_difference_by_itself(graph, tmp_path):
         textwrap.dedent("""
         import numpy as np
         from opweave.contract import Backend
-        from opweave.host.memory import HostMemory
+        from opweave.runtime.host.memory import HostMemory
         from opweave.contract.kernels import KernelTable
 
         kernels = KernelTable("f32", "strided")

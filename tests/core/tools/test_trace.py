@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.tracing import TRACE
 from tests.support.devices import Separate
 

@@ -18,9 +18,9 @@ from opweave.contract.memory import MemorySpace, Usage
 from opweave.errors import DeviceLostError, SchedulerError
 from opweave.functional import ArrayDevice, ArrayMemory
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
 from opweave.runtime.device import Device
 from opweave.runtime.functional import FunctionCall
+from opweave.runtime.host.device import HostDevice
 from opweave.runtime.stream import Stream
 from opweave.scheduler.scheduler import Scheduler
 

@@ -102,7 +102,7 @@ class BufferTypeHooks:
     - Pinned host memory: pass ``space=HOST_SPACE``, override ``_alloc`` and ``_free``; handles are arrays,
       buffer-protocol objects or addresses.
     - Repacked or split memory: override ``_init``, ``_upload`` and ``_download`` for whole tensors, and ``alloc_size``;
-      or subclass `opweave.host.repacked.RepackedType`, which asks for less.
+      or subclass `opweave.runtime.host.repacked.RepackedType`, which asks for less.
       Overriding ``_init`` declares that the memory stores tensors in its own format: they are then read and written
       by ``_upload`` and ``_download`` only, and by kernels that accept the type (``kernels("linear", accepts=...)``).
       All other kernels read a copy.

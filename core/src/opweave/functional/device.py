@@ -13,8 +13,8 @@ from opweave.errors import Broken, UnsupportedOpError, raise_backend_failure
 from opweave.functional.memory import ArrayMemory
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import is_dense, nbytes, span
-from opweave.host.memory import host_memory_info
 from opweave.runtime.device import Device
+from opweave.runtime.host.memory import host_memory_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable

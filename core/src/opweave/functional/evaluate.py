@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opweave.errors import Broken
 from opweave.graph.opdef import OPS
-from opweave.host.storage import array_shape
+from opweave.runtime.host.storage import array_shape
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Step

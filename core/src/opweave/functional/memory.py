@@ -9,7 +9,7 @@ import numpy as np
 
 from opweave.concurrency import Lock
 from opweave.graph.layout import nbytes
-from opweave.host.storage import array_shape
+from opweave.runtime.host.storage import array_shape
 
 if TYPE_CHECKING:
     from opweave.functional.library import ArrayLibrary

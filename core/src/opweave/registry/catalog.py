@@ -11,12 +11,12 @@ from typing import Final
 
 from opweave.contract.backend import Backend
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
-from opweave.host.device import HostBackend
 from opweave.registry import discovery, loading
 from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
 from opweave.registry.records import LoadedBackend, Plugin, State
 from opweave.runtime.device import Device
+from opweave.runtime.host.device import HostBackend
 
 __all__ = ["Catalog", "once_per_hardware", "preferred"]
 
@@ -32,7 +32,7 @@ class Catalog:
 
     def __init__(self, environ: Mapping[str, str] | None, search: Sequence[str] | None) -> None:
         self.plugins: list[Plugin] = []
-        self.host: Final = Plugin("host", "opweave.host.device:HostBackend", distribution="opweave")
+        self.host: Final = Plugin("host", "opweave.runtime.host.device:HostBackend", distribution="opweave")
         self.selection = Selection()
         self._environ, self._search = environ, search
         self._scanned = False

@@ -23,8 +23,8 @@ from opweave.concurrency import Latch, Lock, start_thread
 from opweave.errors import Broken
 
 if TYPE_CHECKING:
-    from opweave.host.cache import FileCache
     from opweave.registry.records import Plugin
+    from opweave.runtime.host.cache import FileCache
 
 __all__ = [
     "CHILD_SECONDS", "IMPORT_SECONDS", "Death", "Guard", "Loading", "TookTooLong", "call", "crash_of", "guarded",
@@ -207,7 +207,7 @@ class Loading:
     def __init__(self, plugin: Plugin) -> None:
         from hashlib import sha256  # importing opweave must not pay for these
 
-        from opweave.host.cache import FileCache, own_cache_folder
+        from opweave.runtime.host.cache import FileCache, own_cache_folder
 
         source = [plugin.name, plugin.variant, plugin.distribution, plugin.version, plugin.origin, plugin.value]
         self._prefix: Final = sha256(repr(source).encode()).hexdigest()[:32]

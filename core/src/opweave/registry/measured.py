@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from opweave.host.cache import FileCache
     from opweave.runtime.device import Device
+    from opweave.runtime.host.cache import FileCache
 
 __all__ = ["FOLDER", "cache", "key_of", "load_tunables", "store_tunables"]
 
@@ -25,7 +25,7 @@ LARGEST: Final = 4 << 20
 def cache() -> FileCache:
     """The cache of profiles: the folder ``OPWEAVE_PROFILE_CACHE`` (``0``: none), else ``opweave/profiles`` in the
     user's cache folder."""
-    from opweave.host.cache import FileCache
+    from opweave.runtime.host.cache import FileCache
 
     return FileCache(FOLDER, "profiles", largest=LARGEST)
 
@@ -33,7 +33,7 @@ def cache() -> FileCache:
 def key_of(device: Device, version: str) -> dict[str, Any]:
     """What figures are valid for: hardware, driver and libraries, version of the plugin, and the number of processors
     that this process may use."""
-    from opweave.host.cores import usable_cores
+    from opweave.runtime.host.cores import usable_cores
 
     try:
         features = {str(k): str(v) for k, v in device.features().items()}
@@ -96,7 +96,7 @@ def store_tunables(device: Device, version: str) -> None:
 
 
 def _tunables_file(device: Device) -> str:
-    from opweave.host.cores import usable_cores
+    from opweave.runtime.host.cores import usable_cores
 
     key = {"device": device.name, "description": device.description, "processors": usable_cores().usable}
     return file_name(key, "-tunables")

@@ -3,5 +3,6 @@
 `device`, `stream`, `memory` and `buffer` have the public methods over an author's hooks, with their checks (`checks`);
 `submission` counts what a stream was given, `event` and `plan` are what it gives, `worker` lets a thread do its work.
 `space` waits for the work that may use memory, `reclaim` frees memory after it, `transfers` copies between any two
-buffers. `fusion`, `listing`, `functional` and `offload` serve streams that compile.
+buffers. `fusion`, `listing`, `functional` and `offload` serve streams that compile. `host` is the memory of this
+process, and the device that runs references in it.
 """

@@ -16,7 +16,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.compile.bind import Bindings, bind
 from opweave.scheduler.compile.lower import lower

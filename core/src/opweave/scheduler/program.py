@@ -15,9 +15,9 @@ import numpy as np
 from opweave.contract.step import Arg
 from opweave.errors import Cancelled, LifetimeError, SchedulerError, UnknownNameError, not_pickled
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import Adopted, bind_read
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.runtime.buffer import Buffer
+from opweave.runtime.host.storage import Adopted, bind_read
 from opweave.runtime.space import CHANGES
 from opweave.scheduler.compile.placements import Placements
 from opweave.scheduler.compile.reuse import EarlierProgram

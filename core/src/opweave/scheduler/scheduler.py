@@ -17,10 +17,10 @@ from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled, simu
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.runtime.device import Device
+from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
@@ -43,7 +43,7 @@ from opweave.scheduler.run.executor import Executor
 from opweave.tracing import TRACE
 
 if TYPE_CHECKING:
-    from opweave.host.threads import ThreadPool
+    from opweave.runtime.host.threads import ThreadPool
     from opweave.scheduler.builder import Builder
     from opweave.scheduler.place.precision import Allowed
     from opweave.scheduler.plan.splits import Partition

@@ -13,10 +13,10 @@ from opweave.errors import Cancelled, OpweaveError, SchedulerError, UnsupportedO
 from opweave.graph.graph import Graph
 from opweave.graph.precision import PRECISIONS, Precision
 from opweave.graph.tensor import Tensor, input
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Blocks, state, weights
 from opweave.runtime.device import Device
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave.scheduler.place.capabilities import Capabilities
 from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of, rebuilt

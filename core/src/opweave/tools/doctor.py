@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from opweave.contract.device import Kind
-from opweave.host.cache import FileCache
-from opweave.host.cores import Cores, usable_cores
 from opweave.packages import pip_install
 from opweave.registry import Diagnosis, State, hookimpl
 from opweave.registry.measured import FOLDER, cache
 from opweave.runtime.device import Device
+from opweave.runtime.host.cache import FileCache
+from opweave.runtime.host.cores import Cores, usable_cores
 
 if TYPE_CHECKING:
     from opweave.registry import PluginRecord, Registry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract import WorkerStream
 from opweave.errors import OpweaveError
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_conformance.checklist import Check, Checklist, Mismatch, Subject, expect
 from opweave_conformance.workload import Workload, long_enough
 

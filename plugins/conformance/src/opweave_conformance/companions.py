@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opweave.contract import Kind, MemorySpace
-from opweave.host.device import ReferenceKernels
+from opweave.runtime.host.device import ReferenceKernels
 
 __all__ = ["SeparateMemory"]
 

@@ -15,7 +15,7 @@ from opweave.graph.graph import Graph
 from opweave.graph.layout import dense_strides
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import array_shape
+from opweave.runtime.host.storage import array_shape
 from opweave.scheduler.place.precision import rounded_sources
 from opweave_conformance.compare import compare
 from opweave_conformance.result import Result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opweave.contract import Kind, WorkerStream
 from opweave.contract.memory import round_up
 from opweave.graph.layout import nbytes
-from opweave.host.cores import usable_cores
+from opweave.runtime.host.cores import usable_cores
 from opweave.scheduler.place.prediction import MemoryUse, Prediction
 from opweave.scheduler.plan.allocate import allocate, memory_use
 from opweave.scheduler.plan.fuse import unfused

@@ -9,8 +9,8 @@ import numpy as np
 
 from opweave.graph.dtypes import DType, f32
 from opweave.graph.layout import Shape
-from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import dequantize
+from opweave.runtime.host.repacked import RepackedType
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS, VECTOR
 from opweave_cpu.tunables import limit

@@ -8,9 +8,9 @@ from typing import Any
 
 from opweave.contract import BufferType, Caps, Kind, Limit, MemorySpace, Stream, Tunable, check_threads
 from opweave.contract.kernels import import_kernels
-from opweave.host.memory import HostMemory, NumPyMemory
-from opweave.host.processor import cpu_name
-from opweave.host.threads import ThreadPool
+from opweave.runtime.host.memory import HostMemory, NumPyMemory
+from opweave.runtime.host.processor import cpu_name
+from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.decoded import DecodedType
 from opweave_cpu.hardware import cpu_features
 from opweave_cpu.huge_pages import HugePageType, has_huge_pages

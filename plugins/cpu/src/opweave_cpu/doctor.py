@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from opweave.host.cores import usable_cores
-from opweave.host.processor import cpu_name
 from opweave.registry import Diagnosis
+from opweave.runtime.host.cores import usable_cores
+from opweave.runtime.host.processor import cpu_name
 from opweave.runtime.stream import ARTEFACTS_KEPT
 from opweave.tools.doctor import threads_diagnosis
 from opweave_cpu.hardware import instruction_sets

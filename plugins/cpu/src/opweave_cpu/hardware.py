@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opweave.host.processor import cpu_fields
+from opweave.runtime.host.processor import cpu_fields
 
 __all__ = ["cpu_features", "has_avx512", "has_openblas", "instruction_sets"]
 

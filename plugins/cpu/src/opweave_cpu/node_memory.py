@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from opweave.contract import BufferType, Usage
-from opweave.host.threads import NODES, node_processors, numbers_in
+from opweave.runtime.host.threads import NODES, node_processors, numbers_in
 from opweave_cpu.pages import allocate_pages
 
 if TYPE_CHECKING:

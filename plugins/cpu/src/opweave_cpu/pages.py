@@ -9,7 +9,7 @@ from weakref import finalize
 
 import numpy as np
 
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 
 __all__ = ["allocate_pages"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from opweave.contract import Arg, Call, Device, Step, Stream
-from opweave.host.threads import ThreadPool, pool_of
+from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
 from opweave_cpu.threads import CURRENT, THREADS, set_up_numpy
 

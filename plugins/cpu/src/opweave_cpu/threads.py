@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.concurrency import Lock
-from opweave.host.cores import usable_cores
-from opweave.host.threads import ThreadPool
+from opweave.runtime.host.cores import usable_cores
+from opweave.runtime.host.threads import ThreadPool
 
 __all__ = ["CURRENT", "THREADS", "CpuThreads", "set_up_numpy"]
 

@@ -6,7 +6,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract import Kind
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_opencl.properties import kind_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from opweave.host.cache import FileCache, own_cache_folder, user_cache
+from opweave.runtime.host.cache import FileCache, own_cache_folder, user_cache
 from opweave_opencl.drivers import variable
 
 __all__ = ["FOLDER", "LIMIT", "BinaryCache", "keep_pyopencl_off_missing_home"]

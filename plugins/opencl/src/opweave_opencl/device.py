@@ -12,7 +12,7 @@ import numpy as np
 from opweave.contract import BufferType, Device, Kind, Limit, Offloading, Rows, Step, Tunable, Usage, flat_rows
 from opweave.contract.kernels import KernelTable
 from opweave.errors import Unavailable
-from opweave.host.memory import host_memory_info
+from opweave.runtime.host.memory import host_memory_info
 from opweave_opencl.budget import MemoryBudget
 from opweave_opencl.errors import translated
 from opweave_opencl.health import why_unusable

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from opweave.host.processor import cpu_fields
+from opweave.runtime.host.processor import cpu_fields
 from opweave_opencl.caching import BinaryCache
 from opweave_opencl.probe import DEVICE, SECONDS, SOURCE, Trial, limit, probe
 from opweave_opencl.program import source

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opweave.contract import Usage
-from opweave.host.pinned import PinnedMemory
+from opweave.runtime.host.pinned import PinnedMemory
 from opweave_opencl.mapping import map_bytes
 
 if TYPE_CHECKING:

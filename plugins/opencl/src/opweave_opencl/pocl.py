@@ -24,8 +24,8 @@ from tempfile import mkdtemp
 from threading import Lock
 from typing import Final
 
-from opweave.host.cache import user_cache
-from opweave.host.processor import cpu_fields
+from opweave.runtime.host.cache import user_cache
+from opweave.runtime.host.processor import cpu_fields
 from opweave_opencl.drivers import variable
 
 __all__ = ["PACKAGE", "chooses_wrongly", "leave", "matched", "matching_library", "too_late"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opweave.contract import Limits
-from opweave.host.processor import cpu_fields
+from opweave.runtime.host.processor import cpu_fields
 
 if TYPE_CHECKING:
     import pyopencl as cl

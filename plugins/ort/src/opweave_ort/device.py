@@ -10,9 +10,9 @@ import onnxruntime
 from opweave.contract import BufferType, Limit, Step, Stream, flops
 from opweave.errors import Unavailable
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory
-from opweave.host.processor import cpu_name
-from opweave.host.threads import ThreadPool
+from opweave.runtime.host.memory import HostMemory
+from opweave.runtime.host.processor import cpu_name
+from opweave.runtime.host.threads import ThreadPool
 from opweave_ort.kernels import KERNELS
 from opweave_ort.limits import limit
 from opweave_ort.packed import PackedType

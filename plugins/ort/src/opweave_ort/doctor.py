@@ -9,8 +9,8 @@ from typing import Final
 import onnxruntime
 from packaging.version import Version
 
-from opweave.host.cores import usable_cores
 from opweave.registry import Diagnosis
+from opweave.runtime.host.cores import usable_cores
 from opweave_ort.providers import installed_packages
 from opweave_ort.runtime import RUNTIME
 

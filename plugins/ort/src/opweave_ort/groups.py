@@ -26,7 +26,7 @@ from opweave_ort.weights import PACKED, pack
 from opweave_ort.windows import Window, show
 
 if TYPE_CHECKING:
-    from opweave.host.threads import ThreadPool
+    from opweave.runtime.host.threads import ThreadPool
     from opweave_ort.stream import OrtStream
 
 __all__ = ["bind_group", "is_large", "write"]

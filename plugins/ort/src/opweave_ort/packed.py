@@ -9,7 +9,7 @@ import numpy as np
 from opweave.contract import Step
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, nbytes
-from opweave.host.repacked import RepackedType
+from opweave.runtime.host.repacked import RepackedType
 from opweave_ort.weights import FOUR_BITS, REVERSIBLE, Form, form_of, pack, pieces, unpack
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from opweave.contract import Device, Kind
 from opweave.errors import Unavailable
-from opweave.host.processor import cpu_name
+from opweave.runtime.host.processor import cpu_name
 from opweave_ort.runtime import PACK_VARIABLE, POOL_VARIABLE, RUNTIME, flag
 
 __all__ = ["PROVIDERS", "Provider", "features", "find_devices", "installed_packages"]

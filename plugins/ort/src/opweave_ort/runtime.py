@@ -13,8 +13,8 @@ import onnxruntime
 
 from opweave.contract import check_threads
 from opweave.errors import Unavailable
-from opweave.host.cores import usable_cores
-from opweave.host.threads import ThreadPool, pool_of
+from opweave.runtime.host.cores import usable_cores
+from opweave.runtime.host.threads import ThreadPool, pool_of
 
 __all__ = ["PACK_VARIABLE", "POOL_VARIABLE", "RUNTIME", "Runtime", "allocated", "flag"]
 

@@ -21,7 +21,7 @@ from opweave_ort.runtime import RUNTIME
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
-    from opweave.host.threads import ThreadPool
+    from opweave.runtime.host.threads import ThreadPool
     from opweave_ort.providers import Provider
 
 __all__ = ["SESSIONS", "Session", "Sessions", "probe"]

@@ -10,7 +10,7 @@ from onnxruntime import RunOptions
 
 from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, Cancelled, DeviceLostError
-from opweave.host.threads import ThreadPool, pool_of
+from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave_ort.calls import SessionCall
 from opweave_ort.groups import bind_group
 from opweave_ort.structure import is_within, writes

@@ -14,9 +14,9 @@ from opweave.contract import BufferType, Device, Kind, Offloading, Rows, Step, S
 from opweave.errors import Unavailable, UnsupportedOpError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, Strides, span
-from opweave.host.memory import host_memory_info
-from opweave.host.pinned import PinnedMemory
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.memory import host_memory_info
+from opweave.runtime.host.pinned import PinnedMemory
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave_torch.health import REMEDY, try_kernel, why_no_kernels
 from opweave_torch.kernels import KERNELS, WITH_BF16, kernels_for_cpu
 from opweave_torch.memory import byte_tensor, dense_bytes, row_tensor, shaped

@@ -9,8 +9,8 @@ import torch
 
 from opweave.contract import BufferType, Kind, Limit, Step, Stream, Tunable, flops
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory
-from opweave.host.processor import cpu_name
+from opweave.runtime.host.memory import HostMemory
+from opweave.runtime.host.processor import cpu_name
 from opweave_torch.fusing import FusingCpuStream
 from opweave_torch.groups import TorchCpuStream
 from opweave_torch.kernels import kernels_for_cpu

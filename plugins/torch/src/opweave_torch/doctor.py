@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from opweave.host.cores import usable_cores
 from opweave.registry import Diagnosis
+from opweave.runtime.host.cores import usable_cores
 from opweave.tools.doctor import threads_diagnosis
 
 __all__ = ["diagnose", "wheel_diagnosis"]

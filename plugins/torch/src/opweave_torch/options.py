@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from opweave.errors import PluginError
-from opweave.host.threads import ThreadPool, pool_of
+from opweave.runtime.host.threads import ThreadPool, pool_of
 
 __all__ = ["THREADS", "DefaultThreads", "Options", "modes"]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from opweave.graph.dtypes import DType, bf16, f32
 from opweave.graph.layout import Shape
-from opweave.host.repacked import RepackedType
 from opweave.ops.blocks import block_parts, dequantize
+from opweave.runtime.host.repacked import RepackedType
 from opweave_torch.memory import shaped, torch_dtype
 from opweave_torch.native import int4_packed, int4_product, multiplies_bf16, packed_product
 from opweave_torch.packed_weight import PackedWeight

@@ -18,7 +18,7 @@ from opweave.contract.step import Group
 from opweave.contract.workspace import scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense, nbytes
-from opweave.host.storage import (
+from opweave.runtime.host.storage import (
     CallSequence,
     array_shape,
     bind_copy,
@@ -269,7 +269,7 @@ class _Lowering:
 
     def _bind_exchange(self, copy: Copy, stream: Stream) -> tuple[Call, bool]:
         """A collective, or the share of a device in it."""
-        from opweave.host.sums import bind_collective  # most programs have no weights in shards
+        from opweave.runtime.host.sums import bind_collective  # most programs have no weights in shards
 
         parts = [self.arg(view) for view in (copy.src, *copy.terms, copy.bias) if view is not None]
         assert copy.kind is not None

@@ -20,8 +20,8 @@ from opweave.graph.graph import Graph
 from opweave.graph.layout import dense_strides, is_dense
 from opweave.graph.precision import is_within
 from opweave.graph.tensor import Tensor
-from opweave.host.device import HostDevice
 from opweave.runtime.device import Device
+from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor, Window
-    from opweave.host.threads import ThreadPool
+    from opweave.runtime.host.threads import ThreadPool
     from opweave.runtime.submission import Submission
 
 __all__ = [
@@ -431,7 +431,7 @@ def close_targets(targets: Sequence[Target]) -> None:
 
 def equal_part(number: int) -> int:
     """How many processors each of ``number`` devices gets where they compute at the same time, at least one."""
-    from opweave.host.cores import usable_cores  # importing opweave must not pay for it
+    from opweave.runtime.host.cores import usable_cores  # importing opweave must not pay for it
 
     return max(1, usable_cores().usable // max(1, number))
 

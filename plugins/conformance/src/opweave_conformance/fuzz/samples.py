@@ -19,7 +19,7 @@ import numpy as np
 from opweave.graph.dtypes import DType, f32, f64
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.host.storage import array_shape
+from opweave.runtime.host.storage import array_shape
 from opweave_conformance.tolerances import limits
 from opweave_conformance.values import UNDEFINED
 

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.errors import SchedulerError, UnsupportedOpError
 from opweave.graph.graph import Graph
 from opweave.graph.tensor import Tensor
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave_conformance.companions import SeparateMemory

@@ -14,8 +14,8 @@ from opweave.errors import SchedulerError, UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
-from opweave.host.device import HostDevice
 from opweave.leaves import state, weights
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Program, Scheduler
 from opweave_conformance.checklist import Checklist, Subject, expect, inapplicable
 from opweave_conformance.trial import step_of

@@ -16,10 +16,10 @@ from opweave.contract import Call, Plan, Stream
 from opweave.errors import AllocationError, ExecutionError, chain_of
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
-from opweave.host.device import HostDevice
-from opweave.host.memory import host_memory_info
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import state
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.memory import host_memory_info
 from opweave.scheduler import Scheduler
 from opweave_conformance.bench import Bench
 from opweave_conformance.checklist import Checklist, Mismatch, Subject, expect, expect_raises, inapplicable

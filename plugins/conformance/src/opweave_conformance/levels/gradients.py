@@ -12,8 +12,8 @@ import numpy as np
 from opweave.graph.graph import Graph
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor, constant
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import write_state
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Case
 from opweave_conformance.cases import CASES

@@ -17,10 +17,10 @@ from opweave.graph.leaf import Spec
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
-from opweave.host.device import HostDevice
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import weights
 from opweave.ops import contiguous, exp, linear
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Operand
 from opweave_conformance.checklist import Checklist, Subject, expect, expect_equal, expect_raises, inapplicable

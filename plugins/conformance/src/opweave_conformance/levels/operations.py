@@ -14,7 +14,7 @@ from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
 from opweave.graph.tensor import input as leaf
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Case
 from opweave_conformance.cases import CASES, cases_for

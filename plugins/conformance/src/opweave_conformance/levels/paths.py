@@ -13,7 +13,7 @@ from opweave.contract import Device, Step
 from opweave.contract.tunable import limits_read
 from opweave.errors import OpweaveError
 from opweave.graph.opdef import OPS
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Case
 from opweave_conformance.cases import CASES, cases_for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from opweave.errors import Cancelled, ExecutionError, chain_of
-from opweave.host.device import HostDevice
+from opweave.runtime.host.device import HostDevice
 from opweave_conformance.bench import ROUNDS, Bench, StreamChecklist, join_threads, start_threads
 from opweave_conformance.checklist import Mismatch, expect, expect_equal, inapplicable
 from opweave_conformance.companions import SeparateMemory

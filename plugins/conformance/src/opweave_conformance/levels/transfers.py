@@ -10,8 +10,8 @@ import numpy as np
 
 from opweave.contract import Buffer, mapped
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
-from opweave.host.device import HostDevice
-from opweave.host.storage import copy_bytes
+from opweave.runtime.host.device import HostDevice
+from opweave.runtime.host.storage import copy_bytes
 from opweave_conformance.checklist import (
     Checklist,
     Inapplicable,

@@ -18,8 +18,8 @@ from weakref import WeakSet, finalize
 from opweave.concurrency import Lock, Worker
 from opweave.contract import Call
 from opweave.futures import Task
-from opweave.host.cache import FileCache
 from opweave.packages import pip_install
+from opweave.runtime.host.cache import FileCache
 
 __all__ = ["CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
 

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary, ref
 from llvmlite import ir
 
 from opweave.concurrency import Lock
-from opweave.host.threads import ThreadPool
 from opweave.lifecycle import notify_after_fork
+from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.threads import THREADS
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from opweave.contract.memory import Usage
 from opweave.errors import LayoutError
-from opweave.host.reservations import RESERVATIONS
+from opweave.runtime.host.reservations import RESERVATIONS
 from opweave.runtime.memory import BufferType
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from opweave.host.cgroups import MEMBERSHIP, ROOT, groups
+from opweave.runtime.host.cgroups import MEMBERSHIP, ROOT, groups
 
 __all__ = ["Cores", "usable_cores"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opweave.host.cores import Cores, usable_cores
+from opweave.runtime.host.cores import Cores, usable_cores
 
 
 @pytest.mark.parametrize(

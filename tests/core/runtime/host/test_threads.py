@@ -14,8 +14,8 @@ import pytest
 import opweave as ow
 from opweave.contract import WorkerStream
 from opweave.errors import PluginError
-from opweave.host.cores import usable_cores
-from opweave.host.threads import node_processors
+from opweave.runtime.host.cores import usable_cores
+from opweave.runtime.host.threads import node_processors
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed here")
 
@@ -36,7 +36,7 @@ def test_its_threads_move_off_the_processor_of_the_thread_that_gives_them_a_job(
 ) -> None:
     moves: list[int] = []
     done = threading.Event()
-    monkeypatch.setattr("opweave.host.threads.current_processor", lambda: 5)
+    monkeypatch.setattr("opweave.runtime.host.threads.current_processor", lambda: 5)
     monkeypatch.setattr("opweave.processors.Apart.move_off", lambda apart, processor: moves.append(processor))
     pool = ow.ThreadPool(2)
     pool.spread([list, list])
@@ -182,7 +182,7 @@ def test_devices_that_compute_at_once_share_the_processors(monkeypatch: pytest.M
     if len(names) < 2:
         pytest.skip("one device that computes in threads")
     cores = usable_cores()._replace(machine=12, affinity=12, quota=None)
-    monkeypatch.setattr("opweave.host.cores.usable_cores", lambda: cores)
+    monkeypatch.setattr("opweave.runtime.host.cores.usable_cores", lambda: cores)
     with ow.Scheduler(names, parallel=True) as scheduler:
         inner = [stream.inner for stream in scheduler.streams if isinstance(stream, WorkerStream)]
         assert [stream.opened_with["threads"] for stream in inner] == [12 // len(names)] * len(names)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
-    from opweave.host.regions import Rectangles
+    from opweave.runtime.host.regions import Rectangles
 
 __all__ = [
     "Adopted", "CallSequence", "array_shape", "bind_copy", "bind_keep", "bind_read", "bind_read_ahead",
@@ -103,7 +103,7 @@ def write(arg: Arg, array: np.ndarray[Any, Any]) -> None:
 
 def _few_rectangles(arg: Arg) -> Rectangles | None:
     """The operand as groups of rows, ``None`` where it is none or transferring all bytes between them costs less."""
-    from opweave.host.regions import rectangles  # most operands are dense
+    from opweave.runtime.host.regions import rectangles  # most operands are dense
 
     try:
         found = rectangles(arg)

@@ -13,11 +13,11 @@ from opweave.errors import AllocationError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import dense_strides
 from opweave.graph.opdef import OPS, OpDef
-from opweave.host import memory, reservations
-from opweave.host.device import HostBackend, HostDevice
-from opweave.host.memory import host_memory_info
-from opweave.host.reservations import Reservations
-from opweave.host.storage import read, write
+from opweave.runtime.host import memory, reservations
+from opweave.runtime.host.device import HostBackend, HostDevice
+from opweave.runtime.host.memory import host_memory_info
+from opweave.runtime.host.reservations import Reservations
+from opweave.runtime.host.storage import read, write
 
 
 def leaf(device, array):

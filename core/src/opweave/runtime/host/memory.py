@@ -10,9 +10,9 @@ from weakref import finalize
 import numpy as np
 
 from opweave.contract.memory import HOST_SPACE, MemorySpace, Usage
-from opweave.host.cgroups import memory_bounds
-from opweave.host.reservations import RESERVATIONS
 from opweave.runtime.device import Device
+from opweave.runtime.host.cgroups import memory_bounds
+from opweave.runtime.host.reservations import RESERVATIONS
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from opweave.host import cache as module
-from opweave.host.cache import FileCache, user_cache
+from opweave.runtime.host import cache as module
+from opweave.runtime.host.cache import FileCache, user_cache
 
 VARIABLE = "OPWEAVE_CACHE_OF_A_TEST"
 POSIX = pytest.mark.skipif(os.name != "posix", reason="named pipes and devices as files")
@@ -141,11 +141,11 @@ def test_in_a_container_under_a_number_that_no_user_has(tmp_path):
     tmp_path.chmod(0o777)
     for parent in tmp_path.parents[:-2]:
         parent.chmod(parent.stat().st_mode | 0o011)
-    code = "from opweave.host.cache import FileCache; print(FileCache('V', 'x').folder)"
+    code = "from opweave.runtime.host.cache import FileCache; print(FileCache('V', 'x').folder)"
     environ = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
-    command = f"import os; os.setuid(54321); {code}"
+    command = f"import opweave.runtime.host.cache; import os; os.setuid(54321); {code}"
     done = subprocess.run(
-        [sys.executable, "-c", f"import opweave.host.cache; {command}"], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", command], capture_output=True, text=True, timeout=60,
         env={**environ, "TMPDIR": str(tmp_path)}, check=True,
     )  # fmt: skip
     assert Path(done.stdout.strip()) == tmp_path / "opweave-54321" / "x"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Latch, Lock, start_thread
 from opweave.errors import PluginError
-from opweave.host.cores import usable_cores
 from opweave.lifecycle import notify_after_fork
 from opweave.processors import Apart, current_processor
 from opweave.runtime.checks import check_threads
+from opweave.runtime.host.cores import usable_cores
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from opweave.concurrency import Lock
-from opweave.host.cgroups import memory_bounds
+from opweave.runtime.host.cgroups import memory_bounds
 
 __all__ = ["RESERVATIONS", "Reservations", "meminfo", "resident_bytes"]
 

@@ -14,8 +14,8 @@ from opweave.contract.backend import Backend
 from opweave.contract.device import Kind
 from opweave.contract.kernels import Kernel, KernelTable
 from opweave.graph.opdef import OPS
-from opweave.host.memory import HostMemory, NumPyMemory
 from opweave.runtime.device import Device
+from opweave.runtime.host.memory import HostMemory, NumPyMemory
 from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:

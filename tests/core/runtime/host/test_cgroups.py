@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from opweave.errors import AllocationError
-from opweave.host import memory, reservations
-from opweave.host.cgroups import memory_bounds
-from opweave.host.device import HostDevice
+from opweave.runtime.host import memory, reservations
+from opweave.runtime.host.cgroups import memory_bounds
+from opweave.runtime.host.device import HostDevice
 
 MIB = 1 << 20
 

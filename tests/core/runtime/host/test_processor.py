@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from opweave.host import processor
+from opweave.runtime.host import processor
 
 
 def test_the_model_is_preferred_to_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
