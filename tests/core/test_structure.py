@@ -19,15 +19,10 @@ CIRCLES = {
     "contract.workspace runtime.buffer runtime.checks runtime.device runtime.event runtime.functional "
     "runtime.fusion runtime.listing runtime.memory runtime.plan runtime.reclaim runtime.space runtime.stream "
     "runtime.submission runtime.transfers runtime.worker",
-    "graph.arrays graph.leaf graph.opdef graph.operators graph.precision graph.shards graph.tensor",
-    "combined.device combined.function",
-    "graph.graph graph.pickling",
-    "ops.blocks ops.codebook_blocks",
-    "ops.codebook_encoding ops.encoding",
-    "registry.catalog registry.loading",
+    "graph.leaf graph.opdef graph.operators graph.tensor",
 }
-"""Modules that name each other, most of them in annotations only: what a device, its streams and its memory are, what
-a tensor is, and pairs. Take out what no longer does; nothing is added."""
+"""Modules that name each other, most of them in annotations only: what a device, its streams and its memory are, and
+what a tensor is. Take out what no longer does; nothing is added."""
 
 
 def imports_of(module: str, path: Path, known: set[str]) -> set[str]:

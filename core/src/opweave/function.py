@@ -186,7 +186,7 @@ class Function(Generic[R_co]):
             return value
         if isinstance(value, (list, np.generic)):
             return host_array(value, copy=False)
-        if not is_foreign(value) or isinstance(value, Tensor):
+        if not is_foreign(value):
             return None
         value = detached(value)
         where = dlpack_device(value)

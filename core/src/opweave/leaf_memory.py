@@ -24,8 +24,7 @@ from opweave.errors import (
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import DType
-from opweave.graph.leaf import Location, Placement
-from opweave.graph.shards import Shards
+from opweave.graph.leaf import Location, Placement, Shards
 from opweave.graph.tensor import Tensor
 from opweave.ops.quantization import quantize
 from opweave.progress import shown

@@ -250,7 +250,7 @@ def _new_values(tensor: Tensor, name: str, value: Any) -> np.ndarray[Any, Any]:
 def _unwrapped(name: str, value: Any) -> Any:
     """A weight's value in a form that `_weight` accepts: converts arrays of other libraries, and leaves made of
     them."""
-    if is_foreign(value) and not isinstance(value, Tensor):
+    if is_foreign(value):
         from opweave.dlpack import from_dlpack
 
         value = from_dlpack(value, name=name)

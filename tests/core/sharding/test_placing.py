@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import opweave as ow
-from opweave.graph.shards import Shards
+from opweave.graph.leaf import Shards
 from opweave.runtime.host.device import HostDevice
 from opweave.sharding.placing import cuts_of
 from tests.core.scheduler.test_lost import Fragile

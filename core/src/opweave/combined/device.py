@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from opweave import registry
 from opweave.combined.function import CombinedFunction
+from opweave.combined.members import Members
 from opweave.combined.values import Values
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
@@ -20,16 +21,13 @@ from opweave.functional import ArrayDevice, ArrayMemory
 from opweave.graph.opdef import OPS
 from opweave.runtime.device import Device
 from opweave.runtime.functional import FunctionCall
-from opweave.runtime.host.device import HostDevice
 from opweave.runtime.stream import Stream
-from opweave.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Step
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
     from opweave.graph.leaf import Leaf
-    from opweave.scheduler.program import Program
 
 __all__ = ["CombinedBackend", "CombinedDevice", "combine"]
 
@@ -110,49 +108,6 @@ class CombinedBackend(Backend):
         return device
 
 
-class Members:
-    """The scheduler over the members, which the streams with the same parameters share while one of them is open.
-
-    Attributes:
-        lock: held while a program is built or run.
-        runner: the thread that runs a program, 0: none does.
-    """
-
-    def __init__(self, device: CombinedDevice, params: Mapping[str, Any]) -> None:
-        self.lock: Final = Lock()
-        self.runner = 0
-        self._device: Final = device
-        self._params: Final = dict(params)
-        self._scheduler: Scheduler | None = None
-        self.users: Final[WeakSet[Stream]] = WeakSet()
-        self.unused: Final[list[Program[Any]]] = []  # programs for values that no longer exist
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Made at its first use: the members in order, then the host, for nodes that no member runs as they are."""
-        if self._scheduler is None:
-            self._scheduler = Scheduler([*self._device.members, HostDevice()], **self._params)
-        return self._scheduler
-
-    def cancel(self) -> None:
-        """End the program that is being run."""
-        if self._scheduler is not None:
-            self._scheduler.cancel()
-
-    def forget_unused(self) -> None:
-        """Close the programs that no call can need any more, which gives memory back."""
-        while self.unused:
-            self.unused.pop().close()
-
-    def leave(self, stream: Stream) -> None:
-        """Note that a stream was closed; with the last one the scheduler is closed."""
-        self.users.discard(stream)
-        if not self.users and self._scheduler is not None:
-            with self.lock:
-                scheduler, self._scheduler = self._scheduler, None
-                scheduler.close()
-
-
 class CombinedStream(Stream):
     """Runs each group as a program of the scheduler over the members. It is synchronous; the members run at once."""
 
@@ -164,9 +119,7 @@ class CombinedStream(Stream):
     def _compile_functional(
         self, steps: Sequence[Step], inputs: Sequence[Arg], outputs: Sequence[Arg], donated: Sequence[int]
     ) -> CombinedFunction:
-        device = self.device
-        assert isinstance(device, CombinedDevice)
-        return CombinedFunction(device, self.members, steps, inputs, outputs)
+        return CombinedFunction(self.members, steps, inputs, outputs)
 
     def _warm(self, call: Call) -> None:
         if isinstance(call, FunctionCall) and isinstance(call.function, CombinedFunction):
@@ -239,20 +192,18 @@ class CombinedDevice(ArrayDevice):
         waiting = max(self._reserved - sum(self._kept.values()), 0)
         return max(sum(free for free, _ in known) - waiting, 0), sum(total for _, total in known)
 
-    def roomiest(self) -> Device:
-        """The member with most free memory."""
-        return max(self.members, key=lambda member: member.mem_info()[0])
-
     def members_with(self, params: Mapping[str, Any]) -> Members:
         """The scheduler over the members whose streams were opened with these parameters."""
         if params and not (self.threaded and set(params) == {"threads"}):
             raise TypeError(f"unknown parameters {sorted(params)}")
         with self._lock:
-            return self._schedulers.setdefault(tuple(params.items()), Members(self, params))
+            return self._schedulers.setdefault(
+                tuple(params.items()), Members(self.name, self.members, self.shares, self._note, params)
+            )
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def note(self, leaf: Leaf, nbytes: int) -> None:
+    def _note(self, leaf: Leaf, nbytes: int) -> None:
         """Note that members keep the values of one of this device's buffers in ``leaf``."""
         self._kept[leaf] = nbytes
 

@@ -25,7 +25,7 @@ from opweave.sharding.axes import axes_of
 from opweave.sharding.placing import Sharded, place_shards, place_state_shards
 
 if TYPE_CHECKING:
-    from opweave.combined.device import CombinedDevice, Members
+    from opweave.combined.members import Members
     from opweave.graph.layout import Shape
     from opweave.scheduler.program import Program
 
@@ -57,11 +57,7 @@ class CombinedFunction:
     memory of the members. A program is closed after the first of its values is garbage-collected.
     """
 
-    def __init__(
-        self, device: CombinedDevice, members: Members, steps: Sequence[Step], inputs: Sequence[Arg],
-        outputs: Sequence[Arg],
-    ) -> None:  # fmt: skip
-        self._device: Final = device
+    def __init__(self, members: Members, steps: Sequence[Step], inputs: Sequence[Arg], outputs: Sequence[Arg]) -> None:
         self._members: Final = members
         self._steps: Final = tuple(steps)
         self._inputs: Final = tuple(inputs)
@@ -113,10 +109,10 @@ class CombinedFunction:
         array = value.to_host()
         given = Blocks(array, arg.shape, arg.dtype) if arg.dtype.is_quantized else array
         if arg.value in self._written:
-            leaf = state(f"{self._device.name}.state{next(NUMBERS)}", arg.shape, arg.dtype)
+            leaf = state(f"{self._members.name}.state{next(NUMBERS)}", arg.shape, arg.dtype)
             write_state(leaf, given)
         else:
-            (leaf,) = weights({f"{self._device.name}.weight": given}).values()
+            (leaf,) = weights({f"{self._members.name}.weight": given}).values()
         return value.keep(leaf)
 
     def _build(self, leaves: dict[int, Tensor]) -> Ready:
@@ -148,22 +144,22 @@ class CombinedFunction:
         for leaf, axis in axes_of(graph, weights, states).items():
             try:
                 if leaf in weights:
-                    place_shards([leaf], Sharded(self._device.shares, axis))
+                    place_shards([leaf], Sharded(self._members.shares, axis))
                 else:
-                    place_state_shards(leaf, Sharded(self._device.shares, axis, multiple=1))
+                    place_state_shards(leaf, Sharded(self._members.shares, axis, multiple=1))
             except LayoutError:
                 continue  # too few whole blocks: it stays whole
             assert leaf.leaf is not None
-            self._device.note(leaf.leaf, leaf.nbytes)
+            self._members.note(leaf.leaf, leaf.nbytes)
         for leaf in states:
             if _is_unplaced(leaf):
-                place_state(leaf, self._device.roomiest())
+                place_state(leaf, self._members.roomiest())
 
     def _make_whole(self, leaf: Tensor) -> None:
         """Give a state in parts memory on one member."""
         assert leaf.leaf is not None
         leaf.leaf.data, leaf.leaf.shards = read_leaf(leaf), None
-        place_state(leaf, self._device.roomiest())
+        place_state(leaf, self._members.roomiest())
 
     def _graph(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, int]]:
         """The steps as nodes over tensors in place of the inputs."""

@@ -9,7 +9,6 @@ import numpy as np
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, f32
 from opweave.graph.foreign import host_view, is_foreign
-from opweave.graph.operators import Operators
 
 __all__ = ["host_array"]
 
@@ -25,7 +24,7 @@ def host_array(value: Any, dtype: DTypeLike | None = None, *, copy: bool) -> np.
         DTypeError: it is no array of numbers, or has values that ``dtype`` does not hold; an array of floats for an
             integer ``dtype``, whatever its values; an array in the memory of another device than the host.
     """
-    if is_foreign(value) and not isinstance(value, Operators):
+    if is_foreign(value):
         value = host_view(value)
     try:
         array = np.asarray(value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave.errors import DTypeError
 
-__all__ = ["detached", "dlpack_device", "host_view", "is_foreign", "is_on_host"]
+__all__ = ["Symbolic", "detached", "dlpack_device", "host_view", "is_foreign", "is_on_host"]
 
 HOST_TYPES: Final = frozenset({1, 3, 11, 13})
 """Types of DLPack devices whose memory the process reads: the CPU's, pinned for CUDA and ROCm, managed by CUDA."""
@@ -21,9 +21,15 @@ _REFUSED: Final = (TypeError, AttributeError, BufferError, RuntimeError, ValueEr
 """What libraries raise where they do not export an array."""
 
 
+class Symbolic:
+    """What is no array although its memory may be exported: the base of tensors."""
+
+    __slots__ = ()
+
+
 def is_foreign(value: object) -> bool:
     """Whether ``value`` is an array of another library than NumPy that can be shared by DLPack."""
-    return not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")
+    return not isinstance(value, (np.ndarray, Symbolic)) and hasattr(value, "__dlpack__")
 
 
 def detached(array: Any) -> Any:

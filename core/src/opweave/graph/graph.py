@@ -12,7 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from opweave.errors import HazardError, LayoutError, SchedulerError
-from opweave.graph.layout import span
+from opweave.graph.dtypes import DType
+from opweave.graph.layout import Shape, span
+from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import Tensor, shows_columns_of_blocks
 
 __all__ = ["Graph", "check_self_overlap", "location_of", "overlapping_leaves"]
@@ -295,11 +297,56 @@ def overlapping_leaves(order: Iterable[Tensor]) -> dict[Tensor, tuple[Tensor, ..
     return result
 
 
-def _reduce(value: Tensor | Graph) -> tuple[Any, ...]:
-    from opweave.graph.pickling import reduce_graph, reduce_tensor  # most programs never pickle
-
-    return reduce_tensor(value) if isinstance(value, Tensor) else reduce_graph(value)
+# --- pickling -------------------------------------------------------------------------------------------------------
 
 
-copyreg.pickle(Tensor, _reduce)
-copyreg.pickle(Graph, _reduce)
+def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    """How a tensor is rebuilt: a leaf from its values; a computed tensor from the bytes of its graph and its leaves.
+
+    Leaves are objects of their own in the pickle. So a leaf of several tensors is pickled once, and they share it again
+    when they are loaded.
+    """
+    from opweave.graph.saving import values
+
+    leaf = tensor.leaf
+    if leaf is None:
+        return _restore_tensor, _structure(Graph(tensor))
+    facts = {"fill": leaf.fill, "group": leaf.group, "borrowed": leaf.borrowed}
+    label = (tensor.given_name, tensor.site)
+    return _restore_leaf, (leaf.kind, leaf.name, values(tensor), facts, tensor.shape, tensor.dtype, label)
+
+
+def _reduce_graph(graph: Graph) -> tuple[Any, ...]:
+    return _restore_graph, _structure(graph)
+
+
+def _structure(graph: Graph) -> tuple[bytes, tuple[Tensor, ...]]:
+    from opweave.graph.saving import encode
+
+    return encode(graph.outputs, (*graph.leaves, *graph.nodes), lambda leaf: None), graph.leaves
+
+
+def _restore_leaf(
+    kind: Any, key: str, data: Any, facts: dict[str, Any], shape: Shape, dtype: DType, label: tuple[str, str]
+) -> Tensor:
+    from opweave.graph.loading import leaf_tensor
+
+    leaf = Leaf(kind, key, data, **facts)
+    tensor = leaf_tensor(leaf, shape, dtype)
+    if tensor.leaf is leaf:  # else it lived before
+        tensor.given_name, tensor.built_at = label
+    return tensor
+
+
+def _restore_tensor(data: bytes, leaves: tuple[Tensor, ...]) -> Tensor:
+    return _restore_graph(data, leaves).outputs[0]
+
+
+def _restore_graph(data: bytes, leaves: tuple[Tensor, ...]) -> Graph:
+    from opweave.graph.loading import decode
+
+    return Graph(decode(data, {}, leaves))
+
+
+copyreg.pickle(Tensor, _reduce_tensor)
+copyreg.pickle(Graph, _reduce_graph)

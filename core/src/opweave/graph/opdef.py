@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.errors import UnknownNameError
+from opweave.graph.dtypes import f64
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPS", "ROUGH", "SAMPLE_IDS", "Example", "Gradient", "Infer", "Limits", "OpDef", "Sample", "define_op", "find_op",
-    "flops_per_element",
+    "flops_per_element", "takes_precision",
 ]  # fmt: skip
 
 Infer = Callable[..., "tuple[Shape, DType]"]
@@ -219,6 +220,12 @@ def find_op(name: str) -> OpDef:
         return OPS[name]
     except KeyError:
         raise UnknownNameError("operation", name, OPS) from None
+
+
+def takes_precision(node: Tensor) -> bool:
+    """Whether kernels of other precisions than ``"exact"`` may compute a node: its operation has limits of error for
+    them (`OpDef.rough`), and its result is of a float type other than f64."""
+    return bool(node.op is not None and node.op.rough and node.dtype.is_float and node.dtype is not f64)
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Tensor:

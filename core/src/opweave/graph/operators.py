@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from opweave.errors import BoundsError, DTypeError, ShapeError
 from opweave.graph import opdef
 from opweave.graph.dtypes import DTypeLike
+from opweave.graph.foreign import Symbolic
 from opweave.graph.layout import normalize_axis
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _both_ways(op: str) -> tuple[Operator, Operator]:
     return lambda self, other: opdef.build(op, self, other), lambda self, other: opdef.build(op, other, self)
 
 
-class Operators:
+class Operators(Symbolic):
     """The operators and methods of `Tensor`. Each calls the builder that the table of operations has by its name, so
     that this module need not import ``opweave.ops``."""
 

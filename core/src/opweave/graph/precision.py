@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from opweave.errors import UnknownNameError
-from opweave.graph.dtypes import f64
 
-if TYPE_CHECKING:
-    from opweave.graph.tensor import Tensor
-
-__all__ = ["PRECISIONS", "Precision", "check_precision", "is_within", "takes_precision"]
+__all__ = ["PRECISIONS", "Precision", "check_precision", "is_within"]
 
 Precision = Literal["exact", "bf16", "int8"]
 """``exact``: products accumulate in f32 (f64 for f64) over the operands as they are. ``bf16``: operands and results
@@ -37,9 +33,3 @@ def check_precision(name: Any) -> Precision:
 def is_within(precision: Precision, allowed: Precision) -> bool:
     """Whether a kernel of one precision may run where another one is allowed: it is that one or finer."""
     return PRECISIONS[precision] <= PRECISIONS[allowed]
-
-
-def takes_precision(node: Tensor) -> bool:
-    """Whether kernels of other precisions than ``"exact"`` may compute a node: its operation has limits of error for
-    them (`OpDef.rough`), and its result is of a float type other than f64."""
-    return bool(node.op is not None and node.op.rough and node.dtype.is_float and node.dtype is not f64)

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3, Array, Decoding, decodes
 from opweave.ops.codebooks import SIGN_BYTES, codebook
+from opweave.ops.decoding import E2M1, IQ4_LEVELS, UE4M3, Array, Decoding, decodes
 
 __all__: list[str] = []
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from opweave.ops.codebooks import codebook
-from opweave.ops.encoding import STEPS, best_scales, inverse_of, packed, store, times, tree_sum
+from opweave.ops.fitting import STEPS, best_scales, inverse_of, packed, store, times, tree_sum
 
 __all__ = ["encode_entries"]
 

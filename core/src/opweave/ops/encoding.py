@@ -21,12 +21,11 @@ import numpy as np
 
 from opweave.errors import DTypeError
 from opweave.graph.dtypes import DType
-from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3, Array, fields_of
+from opweave.ops.blocks import fields_of
+from opweave.ops.decoding import E2M1, IQ4_LEVELS, UE4M3, Array
+from opweave.ops.fitting import STEPS, best_scales, inverse_of, packed, store, times, tree_sum
 
-__all__ = [
-    "ENCODED", "EQUAL", "FITTED", "IQ4_ENDS", "OF_ENTRIES", "STEPS", "WEIGHED", "best_scales", "encode", "encode_into",
-    "inverse_of", "packed", "store", "times", "tree_sum",
-]  # fmt: skip
+__all__ = ["ENCODED", "EQUAL", "FITTED", "IQ4_ENDS", "OF_ENTRIES", "WEIGHED", "encode", "encode_into"]
 
 OF_ENTRIES: Final = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs")
 """Types whose elements are entries of codebooks: `opweave.ops.codebook_encoding` encodes to them."""
@@ -39,10 +38,6 @@ WEIGHED: Final = ("q4_0", "q4_1", "q5_0", "q5_1", *FITTED)
 
 ENCODED: Final = (*WEIGHED, "q8_0", "tq2_0", "tq1_0", "mxfp4", "nvfp4")
 """The types to which values can be encoded."""
-
-STEPS: Final = tuple([step / 8 for step in range(-8, 9)])
-"""The scales that are tried: the value of a part that is largest in magnitude, or for types with offsets the width of
-the range of its values, divided by the largest integer of the type plus one of these numbers."""
 
 IQ4_ENDS: Final = tuple([end - 6 * step for end in (-127, 113) for step in range(-4, 5)])
 """For iq4_nl and iq4_xs, whose levels are not symmetric, the largest value is divided by each of these numbers."""
@@ -109,27 +104,6 @@ def _encodes(name: str) -> Callable[[Callable[..., None]], None]:
         _ENCODERS[name] = function
 
     return register
-
-
-def store(out: Array, field: str, values: Array) -> None:
-    """Set a field of each block: a number, or bytes of shape (blocks, bytes)."""
-    if values.dtype == np.uint8 and out.dtype[field].kind == "V":
-        values = np.ascontiguousarray(values).view(f"V{values.shape[1]}")
-    out[field] = values[:, 0]
-
-
-def packed(integers: Array, width: int, group: int) -> Array:
-    """Integers packed as fields of ``width`` bits: of each ``group`` of bytes the lowest fields first, then the next
-    ones."""
-    fields = integers.astype(np.uint8).reshape(len(integers), -1, 8 // width, group)
-    shifted = fields << np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    packed: Array = np.bitwise_or.reduce(shifted, 2)
-    return packed.reshape(len(integers), -1)
-
-
-def inverse_of(x: Array) -> Array:
-    """1 / x, and 0 for 0."""
-    return np.where(x == 0, np.float32(0), np.float32(1) / x)
 
 
 # --- 32 elements, one scale (and offset) ----------------------------------------------------------------------------
@@ -292,20 +266,6 @@ def _tq2_0(x: Array, importance: Array | None, out: Array) -> None:
 # --- 256 elements: scales of parts of 16 or 32, themselves scaled by an f16 -----------------------------------------
 
 
-def tree_sum(x: Array) -> Array:
-    """Sums over the last axis, whose length is a power of two: the second half is added to the first until one element
-    is left."""
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        x = x[..., :half] + x[..., half:]
-    result: Array = x[..., 0]
-    return result
-
-
-def times(x: Array, importance: Array | None) -> Array:
-    return x if importance is None else x * importance
-
-
 class _Integers(NamedTuple):
     """Integers of which values are multiples, beginning with the one that is largest in magnitude.
 
@@ -347,21 +307,6 @@ def _fit(x: Array, importance: Array | None, integers: _Integers) -> Array:
         return tree_sum(weighted * q), tree_sum(times(q, importance) * q)
 
     return best_scales(np.where(-low > high, low, high), integers.ends, products)
-
-
-def best_scales(largest: Array, ends: Iterable[float], products: Callable[[Array], tuple[Array, Array]]) -> Array:
-    """The scales of least squares with the smallest error, of parts with these values of largest magnitude, which are
-    scaled to one of the ``ends`` after the other. ``products`` returns Σ w x q and Σ w q² for inverse scales, where q
-    are the integers they give. All are f32 of shape (blocks, parts)."""
-    scales, best = largest - largest, np.zeros_like(largest)  # NaN where a value is not finite
-    for end in ends:
-        product, square = products(np.where(largest == 0, np.float32(0), np.float32(end) / largest))
-        # The error is Σ w x² - (Σ w x q)² / Σ w q².
-        scale = np.where(square > 0, product / square, np.float32(0))
-        less = scale * product
-        better = less > best
-        best, scales = np.where(better, less, best), np.where(better, scale, scales)
-    return np.asarray(scales)
 
 
 def _fit_with_offset(x: Array, importance: Array | None, highest: int, *, signed: bool = False) -> tuple[Array, Array]:

@@ -11,7 +11,8 @@ from typing import Final
 
 from opweave.contract.backend import Backend
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
-from opweave.registry import discovery, loading
+from opweave.registry import discovery
+from opweave.registry.devices import adopt, devices_of
 from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
 from opweave.registry.records import LoadedBackend, Plugin, State
@@ -59,8 +60,8 @@ class Catalog:
     def _start_host(self) -> None:
         host, backend = self.host, HostBackend()
         host.version = backend.version = discovery.core_version() or ""
-        devices = loading.devices_of(backend)
-        loading.adopt(backend, devices)
+        devices = devices_of(backend)
+        adopt(backend, devices)
         listed = any(discovery.names(name, host) for name in self.selection.backends)
         host.ready([LoadedBackend(backend, devices, self.selection.rank(host) + (not listed))])
 

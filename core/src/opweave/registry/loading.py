@@ -3,30 +3,24 @@ what it raises into `Unavailable`, `Incompatible` or `Broken`."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from opweave.contract.backend import Backend
-from opweave.contract.device import Kind
-from opweave.contract.kernels import KernelTable
-from opweave.contract.memory import MemorySpace
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable
 from opweave.graph.opdef import OPS, OpDef, define_op
+from opweave.registry.devices import adopt, described, devices_of, in_use, listed, none_usable, probed
 from opweave.registry.discovery import requirements, version_of
 from opweave.registry.isolation import IMPORT_SECONDS, Guard, Loading, TookTooLong, call, crash_of, guarded
-from opweave.registry.measured import load_tunables
 from opweave.registry.naming import canonical, check_name, device_names, key
-from opweave.registry.records import LoadedBackend, Plugin, State, UnusableDevice
-from opweave.runtime.device import Device
-from opweave.runtime.stream import Stream
+from opweave.registry.records import LoadedBackend, Plugin, State
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -35,8 +29,8 @@ if TYPE_CHECKING:
     from opweave.registry.hooks import Hooks
 
 __all__ = [
-    "add_own_hooks", "adopt", "check_backend", "check_device", "devices_of", "drop", "import_plugin", "in_use",
-    "items_of", "load", "none_usable", "probed", "rescan", "run", "score_of", "withdraw",
+    "add_own_hooks", "check_backend", "drop", "import_plugin", "items_of", "load", "rescan", "run", "score_of",
+    "withdraw",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -182,9 +176,9 @@ def items_of(hooks: Hooks, module: object, hook: str, kind: type[T], what: str, 
     """The items that the implementations of ``hook`` in a module return; raises `Broken` unless all are of ``kind``."""
     found: list[T] = []
     for result in call(f"{hook}()", partial(hooks.call, module, hook, **arguments)):
-        for item in _items(result, f"{hook}()"):
+        for item in listed(result, f"{hook}()"):
             if not isinstance(item, kind):
-                raise Broken(f"{hook}() returned {_a(item)} among its {what}")
+                raise Broken(f"{hook}() returned {described(item)} among its {what}")
             found.append(item)
     return found
 
@@ -252,7 +246,7 @@ def _backend_class(value: object, what: str) -> type[Backend]:
         raise Broken(f"{what} is a module with no hooks and with {names}", remedy=remedy)
     if _is_backend_class(value):
         return value
-    raise Broken(f"{what} is {_a(value)}, not a Backend class", remedy=remedy)
+    raise Broken(f"{what} is {described(value)}, not a Backend class", remedy=remedy)
 
 
 def _own_classes(module: ModuleType) -> list[type[Backend]]:
@@ -275,7 +269,7 @@ def check_backend(backend: object) -> Backend:
     """A backend with a valid name: its own, else its class's in lower case. Raises `Broken` if it is none."""
     made = backend() if isinstance(backend, type) else backend
     if not isinstance(made, Backend):
-        raise Broken(f"{_a(made)} is no opweave.Backend")
+        raise Broken(f"{described(made)} is no opweave.Backend")
     if not isinstance(made.name, str):
         raise Broken(f"{type(made).__name__}.name is {made.name!r}, not a str")
     made.name = made.name or type(made).__name__.lower()
@@ -283,91 +277,7 @@ def check_backend(backend: object) -> Backend:
     return made
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
-
-
-def devices_of(backend: Backend) -> list[Device]:
-    """The devices that ``backend`` finds.
-
-    Raises:
-        Unavailable: none, where the backend is not dynamic, or the backend says so.
-        Broken: it returned something other than devices, or invalid ones.
-    """
-    what = f"{type(backend).__name__}.devices()"
-    devices: list[Device] = []
-    for device in call(what, lambda: _items(backend.devices(), what)):
-        if not isinstance(device, Device):
-            raise Broken(f"{what} returned {_a(device)} among its devices")
-        check_device(device)
-        if any(device is known for known in devices):
-            raise Broken(f"{what} returned one device twice")
-        devices.append(device)
-    if not devices and not backend.dynamic:
-        raise Unavailable("it found no device on this machine")
-    return devices
-
-
-def check_device(device: object) -> None:
-    """Raises `Broken` if an attribute of a device is missing or invalid."""
-    cls = type(device).__name__
-    if not isinstance(device, Device):
-        raise Broken(f"{_a(device)} is no opweave.Device")
-    if not isinstance(device.kind, Kind):
-        raise Broken(f"{cls}.kind is {device.kind!r}, not a member of opweave.Kind")
-    if device.hardware_id is not None and not isinstance(device.hardware_id, str):
-        raise Broken(f"{cls}.hardware_id is {device.hardware_id!r}, not a str")
-    if not isinstance(device.kernels, KernelTable) or not (
-        device.has_own_rules or hasattr(type(device), "kernels") or device.kernels.ops()
-    ):
-        why = f"{cls} has no KernelTable as its attribute `kernels`"
-        raise Broken(f"{why}; of a device that only holds memory that is KernelTable()")
-    if not isinstance(device.shared_spaces, (tuple, list)):
-        raise Broken(f"{cls}.shared_spaces is {_a(device.shared_spaces)}, not a tuple of memory spaces")
-    for space in (device.space, *device.shared_spaces):
-        if not isinstance(space, MemorySpace):
-            raise Broken(f"{cls} is in {_a(space)}, which is no MemorySpace")
-    if not isinstance(device.stream_class, type) or not issubclass(device.stream_class, Stream):
-        raise Broken(f"{cls}.stream_class is {_a(device.stream_class)}, not a class of streams")
-
-
-def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device] = ()) -> None:
-    """Set the backend and the names of ``devices``."""
-    names = device_names(backend.name, [d.id for d in devices], [d.name for d in existing])
-    for device, name in zip(devices, names, strict=True):
-        device.name = name
-        device.backend = backend
-
-
-def probed(devices: Sequence[Device], version: str = "") -> tuple[list[Device], list[UnusableDevice]]:
-    """Probe ``devices`` that were adopted: returns those that work, with what was measured of them, and those that do
-    not, with the reason.
-
-    Args:
-        version: that of their plugin.
-    """
-    usable: list[Device] = []
-    failed: list[tuple[Device, PluginError]] = []
-    for device in devices:
-        try:
-            call(f"trying {device.name}", device.probe)
-            load_tunables(device, version)
-            usable.append(device)
-        except (Unavailable, TookTooLong) as error:
-            device.backend = None
-            failed.append((device, error))
-    return usable, [
-        UnusableDevice(device.name, str(device.description), error.message, error.remedy,
-                       next((other.name for other in usable if _same_hardware(device, other)), ""))
-        for device, error in failed
-    ]  # fmt: skip
-
-
-def _same_hardware(one: Device, other: Device) -> bool:
-    """Whether two devices of a backend are one piece of hardware, which several drivers show. The drivers of processors
-    have no ids for it."""
-    if one.hardware_id is None and other.hardware_id is None:
-        return one.kind is other.kind is Kind.CPU
-    return one.hardware_id == other.hardware_id
+# --- when devices change ----------------------------------------------------------------------------------------------
 
 
 def drop(plugin: Plugin, hooks: Hooks) -> None:
@@ -419,45 +329,6 @@ def _rescan(loaded: LoadedBackend, version: str) -> None:
             device.name, device.backend = name, loaded.backend
             new.append(device)
     loaded.devices.extend(probed(new, version)[0])
-
-
-def in_use(devices: Iterable[Device]) -> list[str]:
-    """Buffers and streams of the devices that are alive, as text: ``["2 buffers of acme", "1 stream of acme"]``."""
-
-    def count() -> list[str]:
-        found: list[str] = []
-        for device in devices:
-            buffers = sum(not buffer.freed for buffer in list(device.live_buffers))
-            streams = sum(not stream.closed for stream in list(device.live_streams))
-            for n, what in ((buffers, "buffer"), (streams, "stream")):
-                if n:
-                    found.append(f"{n} {what}{'s' * (n > 1)} of {device.name}")
-        return found
-
-    if count():
-        gc.collect()  # unreachable reference cycles are not in use
-    return count()
-
-
-def none_usable(unusable: Sequence[UnusableDevice]) -> Unavailable:
-    """The failure of a backend none of whose devices works."""
-    reasons = [f"{d.name} ({d.description})" if d.description else d.name for d in unusable]
-    reasons = [f"{label} does not work: {d.error}" for label, d in zip(reasons, unusable, strict=True)]
-    remedies = dict.fromkeys(d.remedy for d in unusable if d.remedy)
-    return Unavailable("\n".join(reasons), remedy="; ".join(remedies))
-
-
-def _items(result: object, what: str) -> list[object]:
-    if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
-        raise Broken(f"{what} returned {_a(result)}, not a sequence")
-    return list(result)
-
-
-def _a(value: object) -> str:
-    """What kind of object a value is, for messages; its own ``repr`` may be long, or fail."""
-    if value is None:
-        return "None"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

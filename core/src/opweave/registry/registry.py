@@ -14,6 +14,7 @@ from opweave.contract.device import Kind
 from opweave.errors import LifetimeError, OpweaveError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog, once_per_hardware, preferred
+from opweave.registry.devices import adopt, check_device, devices_of, in_use, none_usable, probed
 from opweave.registry.hooks import Hooks
 from opweave.registry.isolation import lock_of
 from opweave.registry.naming import key, parse_spec
@@ -182,7 +183,7 @@ class Registry:
             if plugin is self._catalog.host:
                 raise LifetimeError("the built-in backend 'host' cannot be unloaded")
             reclaim()
-            used = loading.in_use(loaded.devices)
+            used = in_use(loaded.devices)
             if used:
                 raise LifetimeError(f"backend {loaded.backend.name!r} is in use: free or close {' and '.join(used)}")
             for device in loaded.devices:
@@ -222,7 +223,7 @@ class Registry:
             self._catalog.scan()
             made = loading.check_backend(backend)
             if not any(loaded.backend is made for loaded in self._catalog.backends()):
-                self._register(made, loading.devices_of(made))
+                self._register(made, devices_of(made))
             return made
 
     def register_device(self, device: Device, backend: Backend | str | None = None) -> Device:
@@ -236,7 +237,7 @@ class Registry:
         """
         with self._lock:
             self._catalog.scan()
-            loading.check_device(device)
+            check_device(device)
             self._catalog.check_unowned([device])
             if backend is None:
                 known = self._catalog.named(type(device).__name__)
@@ -245,10 +246,10 @@ class Registry:
                     return device
                 backend = known.backend
             _, loaded = self._catalog.loaded(backend)
-            loading.adopt(loaded.backend, [device], loaded.devices)
-            _, unusable = loading.probed([device])
+            adopt(loaded.backend, [device], loaded.devices)
+            _, unusable = probed([device])
             if unusable:
-                raise loading.none_usable(unusable)
+                raise none_usable(unusable)
             loaded.devices.append(device)
             return device
 
@@ -257,10 +258,10 @@ class Registry:
         plugin = Plugin(backend.name, f"{cls.__module__}:{cls.__qualname__}")
         self._catalog.check_free(plugin, backend.name)
         self._catalog.check_unowned(devices)
-        loading.adopt(backend, devices)
-        usable, plugin.unusable = loading.probed(devices)
+        adopt(backend, devices)
+        usable, plugin.unusable = probed(devices)
         if not usable:
-            raise loading.none_usable(plugin.unusable)
+            raise none_usable(plugin.unusable)
         plugin.ready([LoadedBackend(backend, usable, self._catalog.selection.rank(plugin))])
         self._catalog.plugins.append(plugin)
 

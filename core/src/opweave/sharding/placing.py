@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from opweave import registry
 from opweave.errors import BoundsError, LayoutError, SchedulerError
-from opweave.graph.leaf import Leaf
-from opweave.graph.shards import Shards
+from opweave.graph.leaf import Leaf, Shards
 from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import place_state, read_leaf, upload
 from opweave.runtime.device import Device

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave.errors import OpweaveError, UnsupportedOpError
 from opweave.graph.dtypes import f32
-from opweave.graph.precision import takes_precision
+from opweave.graph.opdef import takes_precision
 from opweave.scheduler.place.precision import rounded_sources
 from opweave_conformance.case import Case
 from opweave_conformance.result import Result

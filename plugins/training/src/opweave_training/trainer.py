@@ -17,7 +17,7 @@ import numpy as np
 from opweave import ops, registry
 from opweave.errors import CheckpointError, DTypeError, OpweaveError, SchedulerError
 from opweave.graph.graph import Graph
-from opweave.graph.shards import parts_of
+from opweave.graph.leaf import parts_of
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.ops.operands import is_number

@@ -12,7 +12,8 @@ from typing import Any
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.graph.dtypes import DType, bf16
 from opweave.graph.leaf import Leaf
-from opweave.graph.precision import PRECISIONS, Precision, check_precision, takes_precision
+from opweave.graph.opdef import takes_precision
+from opweave.graph.precision import PRECISIONS, Precision, check_precision
 from opweave.graph.tensor import Tensor, new_leaf, node, view_node
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import weights

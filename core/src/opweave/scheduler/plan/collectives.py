@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from opweave.contract.collectives import Collectives, CollectiveSupport
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense
-from opweave.graph.precision import takes_precision
+from opweave.graph.opdef import takes_precision
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
 from opweave.sharding.values import Collective, Links

@@ -17,7 +17,7 @@ from torch import Tensor
 from opweave.contract import Arg, Call
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, f32, i16, i32, u8
-from opweave.ops.blocks import IQ4_LEVELS
+from opweave.ops.decoding import IQ4_LEVELS
 from opweave_torch.memory import tensor, torch_dtype
 
 __all__ = ["DECODERS", "Decoding", "decoding_arrays", "fields"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from opweave.graph.dtypes import f32, i32
-from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3
 from opweave.ops.codebooks import SIGN_BYTES, codebook
+from opweave.ops.decoding import E2M1, IQ4_LEVELS, UE4M3
 from opweave_torch.kernels.blocks import DECODERS, Decoding, fields
 
 __all__: list[str] = []

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from opweave.contract import Call
-from opweave.ops.blocks import E2M1, IQ4_LEVELS, UE4M3
-from opweave.ops.encoding import EQUAL, IQ4_ENDS, STEPS
+from opweave.ops.decoding import E2M1, IQ4_LEVELS, UE4M3
+from opweave.ops.encoding import EQUAL, IQ4_ENDS
+from opweave.ops.fitting import STEPS
 from opweave_torch.tunables import limit
 
 __all__ = ["ENCODED", "encoder"]
