@@ -86,7 +86,6 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     if given.short:  # two at a time: no figure of it counts
         chosen = [part._replace(alone=False, beside=k % 2 == 0) for k, part in enumerate(chosen)]
     given.out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(given.out, ".inductor").resolve()))
     record = _Record(given)
     outcomes = run_parts(
         chosen, {"device": given.device, "short": given.short, "seed": given.seed}, given.minutes * 60, record.write

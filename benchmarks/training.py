@@ -32,7 +32,7 @@ from opweave.runtime.host.cores import usable_cores
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
 from benchmarks._measure import Report, interleaved, options
-from examples import digits, text
+from examples import text
 
 Array = np.ndarray[Any, Any]
 DEVICES: Final = tuple(os.environ.get("OPWEAVE_BENCHMARK_DEVICES", "cpu torch:cpu ort:cpu opencl:0").split())
@@ -91,22 +91,31 @@ def torch_transformer(
     return F.linear(F.rms_norm(x, (size.width,), w["norm"], 1e-6), w["head"])
 
 
+def transformer_task(size: text.Size = text.SIZE) -> Task:
+    """That of ``examples/text.py``, over 32 pieces of the documentation."""
+    words = text.read_text()
+    found = text.examples(words.train, size.context, 512)
+    return Task(
+        text.parameters(len(words.letters), size), lambda ids, w: text.transformer(ids, w, size),
+        lambda ids, w: torch_transformer(ids, w, size), {name: np.array(a[:32]) for name, a in found.items()},
+    )  # fmt: skip
+
+
 def tasks() -> dict[str, Task]:
+    from examples import digits  # which needs scikit-learn
+
     rng = np.random.default_rng(0)
     images = {"images": rng.random((32, 64), np.float32), "labels": rng.integers(0, 10, 32).astype(np.int32)}
 
     def first(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
         return {name: ow.read(tensor) for name, tensor in digits.parameters(shapes).items()}
 
-    words = text.read_text()
-    pieces = text.examples(words.train, text.SIZE.context, 512)
     return {
         "perceptron": Task(first(digits.PERCEPTRON), lambda images, w: digits.logits(images, w, 3), torch_perceptron,
                            images),
         "conv net": Task(first(digits.CONVOLUTIONAL), lambda images, w: digits.convolutional(images, w),
                          torch_convolutional, images),
-        "transformer": Task(text.parameters(len(words.letters)), lambda ids, w: text.transformer(ids, w),
-                            torch_transformer, {name: np.array(a[:32]) for name, a in pieces.items()}),
+        "transformer": transformer_task(),
     }  # fmt: skip
 
 
@@ -139,25 +148,43 @@ def ours(task: Task, device: str, limit: int) -> tuple[training.Trainer, Callabl
     raise AssertionError("without a limit there is room")
 
 
-def torchs(task: Task, target: torch.device | str = "cpu", *, compiled: bool = False) -> Callable[[], Any]:
-    """A step of torch on a device; ``compiled``: values, loss and gradients by ``torch.compile``."""
+def torchs(
+    task: Task, target: torch.device | str = "cpu", *, compiled: bool = False,
+    captured: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+) -> Callable[[], Any]:  # fmt: skip
+    """A step of torch on a device.
+
+    Args:
+        compiled: values, loss and gradients by ``torch.compile``.
+        captured: records the work of a function on the device, and returns what repeats it: the whole step then is a
+            CUDA graph made by hand.
+    """
+    target = torch.device(target)
     params = {name: torch.tensor(array, requires_grad=True, device=target) for name, array in task.arrays.items()}
-    optimizer = torch.optim.AdamW(params.values(), lr=RATE)
-    given = {name: torch.from_numpy(a).long() if a.dtype == np.int32 else torch.from_numpy(a)
-             for name, a in task.batch.items()}  # fmt: skip
+    optimizer = torch.optim.AdamW(params.values(), lr=RATE, capturable=captured is not None and target.type != "cpu")
+    given = [torch.from_numpy(task.batch[name]) for name in ("labels", *(n for n in task.batch if n != "labels"))]
+    given = [value.long() if value.dtype == torch.int32 else value for value in given]
 
     def loss_of(labels: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(task.torchs(*values, params).flatten(0, -2), labels.flatten())
 
     function: Any = torch.compile(loss_of, mode="reduce-overhead") if compiled else loss_of
+    fed = [value.to(target) for value in given]
+    loss: list[torch.Tensor] = []
+
+    def compute() -> None:
+        optimizer.zero_grad()
+        loss[:] = [function(*fed)]
+        loss[0].backward()
+        optimizer.step()
+
+    work = compute if captured is None else captured(compute)
 
     def step() -> float:
-        optimizer.zero_grad()
-        values = {name: value.to(target) for name, value in given.items()}
-        loss = function(values.pop("labels"), *values.values())
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
+        for there, value in zip(fed, given, strict=True):
+            there.copy_(value)
+        work()
+        return float(loss[0].item())
 
     return step
 

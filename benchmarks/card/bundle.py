@@ -21,8 +21,8 @@ LIMIT: Final = 60 << 20
 PACKAGES: Final = ("core", "plugins/conformance", "plugins/cpu", "plugins/opencl", "plugins/ort", "plugins/torch",
                    "plugins/training", "frontends/onnx")  # fmt: skip
 
-NEEDED: Final = ("jinja2", "ml_dtypes", "numpy", "packaging", "pluggy", "pyopencl", "pytest", "pytest-timeout", "rich",
-                 "safetensors", "threadpoolctl", "typer")  # fmt: skip
+NEEDED: Final = ("hypothesis", "jinja2", "ml_dtypes", "numpy", "packaging", "pluggy", "pyopencl", "pytest",
+                 "pytest-timeout", "rich", "safetensors", "threadpoolctl", "typer")  # fmt: skip
 """What our packages and the tests need, with what those need."""
 
 PLATFORMS: Final = (*[f"manylinux_2_{n}_x86_64" for n in (28, 27, 24, 17)], "manylinux2014_x86_64", "any")

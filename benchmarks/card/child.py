@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 import traceback
 from importlib import import_module
@@ -36,4 +37,7 @@ def main(specification: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is written; at an ordinary end torch's compiler waits for processes that were interrupted

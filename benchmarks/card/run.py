@@ -81,6 +81,7 @@ class _Worker:
             **os.environ, **dict(self.part.environment), "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         }  # fmt: skip
+        self.ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.card.child", json.dumps(specification)], cwd=ROOT, env=environment,
             stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT, start_new_session=True,
@@ -88,10 +89,13 @@ class _Worker:
 
     def poll(self, outcome: Outcome) -> bool:
         """Take over what was written; whether the process still runs."""
+        if self.ended:
+            return False
         running = self.process.poll() is None
         if running and monotonic() >= self.end:
-            self.stop()
             self.hung, running = True, False
+        if not running:
+            self.stop()  # what it started may still run
         self._take(outcome)
         if not running and not self.hung and self.process.returncode not in (0, 1):
             return self._crashed(outcome)
@@ -134,6 +138,7 @@ class _Worker:
 
     def stop(self) -> None:
         """End the process and those that it started."""
+        self.ended = True
         try:
             if hasattr(os, "killpg"):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -3,7 +3,7 @@ same card, several cards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 
 import opweave as ow
 from benchmarks._measure import interleaved, median, seconds
-from benchmarks.card.hardware import hardware
+from benchmarks.card.hardware import Hardware, hardware
 from benchmarks.card.part import Context
 
 __all__ = ["graphs", "offload", "ort", "several", "split"]
@@ -71,8 +71,8 @@ def graphs(context: Context) -> None:
             after = card.allocations()
             context.row("captured graphs", plan=name, steps=2 * count, run_us=median(times) * 1e6,
                         allocations_in_all_runs=None if before is None or after is None else after - before,
-                        launches_in_a_run=card.launches(partial(program.run, x=feeds[0])))  # fmt: skip
-            if before is not None and after != before:
+                        launches_in_a_run=_launches(card, partial(program.run, x=feeds[0])))  # fmt: skip
+            if name == "replayed" and before is not None and after != before:
                 context.failure(name, f"{(after or 0) - before} allocations in {runs} runs")
             said = str(program.explain())
             if name == "replayed" and not context.is_stand_in and "runs as a CUDA graph" not in said:
@@ -83,6 +83,13 @@ def graphs(context: Context) -> None:
     # Libraries may choose other kernels where they work on another queue, so that this is no failure.
     alike = all(np.array_equal(*pair) for pair in zip(*results.values(), strict=True)) if len(results) > 1 else True
     context.row("bits", replayed_and_call_by_call_are_alike=alike)
+
+
+def _launches(card: Hardware, run: Callable[[], Any]) -> Any:
+    try:
+        return card.launches(run)
+    except Exception as error:  # profilers need rights that not every machine gives
+        return f"not known: {error!s:.100}"
 
 
 # --- beside the processor -------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ process; figures are medians, by the wall clock and by events of the device arou
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -206,10 +208,33 @@ class Peer:
         return run
 
 
+class _TooLongError(BaseException):
+    """Something took too long. torch's compiler catches exceptions of other kinds, and goes on."""
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `_TooLongError` in the block after so many seconds: compiling has no limit of its own."""
+
+    def end(*_: object) -> None:
+        raise _TooLongError(f"not ready after {seconds:.0f} s")
+
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def compare(context: Context, table: str, task: models.Task, peak: Peaks | None) -> None:
-    """A row: ours and the peers in turns."""
-    card = hardware(context.device)
-    context.begin(f"{task.name} {task.dtype}")
+    """A row of ours and the peers in turns, and a further one beside ``torch.compile``, whose compiling may take longer
+    than there is time."""
+    card, label = hardware(context.device), {"task": task.name, "dtype": task.dtype}
     before = card.taken()
     own = ours(task, context.device)
     for _ in range(3):
@@ -217,34 +242,14 @@ def compare(context: Context, table: str, task: models.Task, peak: Peaks | None)
     card.synchronize()
     taken, planned = card.taken() - before, sum(own.program.memory[context.device][:3])
     peer = Peer(task, card)
-    runs: dict[str, Run] = {"opweave": own.run}
-    for name, make in (("eager", peer.eager), ("compile", peer.compiled), ("graph", peer.graph)):
-        if name == "compile" and (context.short or (context.is_stand_in and task.dtype != "f32")):
-            continue
-        if name == "compile" and context.left < ENOUGH_TO_COMPILE:
-            context.row("not reached", task=task.name, dtype=task.dtype, why="no time was left for torch.compile")
-            continue
-        try:
-            runs[name] = make()
-        except Exception as error:  # a peer that fails is no failure of ours
-            context.row("peers that failed", task=task.name, dtype=task.dtype, peer=name, why=f"{error!s:.300}")
-    results = {name: np.asarray(_floats(run())) for name, run in runs.items()}
-    for name, got in results.items():
-        differs = float(np.abs(got - results["eager"]).max() / np.abs(results["eager"]).max())
-        if not differs <= task.error:
-            context.failure(f"{task.name} {task.dtype}", f"{name} differs by {differs:.2g} from eager torch")
-    wall, events = _in_turns(context, card, runs, own.queue)
+    runs: dict[str, Run] = {"opweave": own.run, "eager": peer.eager()}
+    _add_peer(context, label, runs, "graph", peer.graph)
+    _judge(context, task, runs)
+    events = _row(context, table, label, runs, own.queue)
     nodes = [node for node in own.program.partition.graph.nodes if node.signature is not None]
-    counts = [work(node) for node in nodes]
-    flops, size = sum(count for _, count in counts), sum(array.nbytes for array in task.arrays.values())
-    context.row(
-        table, task=task.name, dtype=task.dtype, nodes=len(nodes),
-        **{f"{name}_us": t * 1e6 for name, t in wall.items()},
-        **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
-        **{f"{name}_event_us": t * 1e6 for name, t in events.items()},
-        **{f"events_over_{name}": events["opweave"] / t for name, t in events.items() if name != "opweave"},
-    )  # fmt: skip
-    figures: dict[str, Any] = {"planned_MiB": planned / 2**20, "taken_MiB": taken / 2**20 if taken else None}
+    flops, size = sum(work(node)[1] for node in nodes), sum(array.nbytes for array in task.arrays.values())
+    figures: dict[str, Any] = {"nodes": len(nodes), "planned_MiB": planned / 2**20}
+    figures["taken_MiB"] = taken / 2**20 if taken else None
     if peak is not None:
         figures |= {
             "TFLOP_per_s": flops / events["opweave"] / 1e12,
@@ -252,11 +257,57 @@ def compare(context: Context, table: str, task: models.Task, peak: Peaks | None)
             "weights_GB_per_s": size / events["opweave"] / 1e9,
             "of_bandwidth": size / events["opweave"] / peak.bandwidth,
         }
-    context.row("memory, and shares of what the card can do", task=task.name, dtype=task.dtype, **figures)
-    if "graph" in wall:
-        context.row("aims", task=f"{task.name} {task.dtype}", over_graph=wall["opweave"] / wall["graph"], limit=LIMIT,
-                    met=wall["opweave"] <= LIMIT * wall["graph"])  # fmt: skip
+    context.row("memory, and shares of what the card can do", **label, **figures)
+    if not (context.short or (context.is_stand_in and task.dtype != "f32")):
+        runs = {"opweave": own.run, "eager": runs["eager"]}
+        if _add_peer(context, label, runs, "compile", peer.compiled):
+            _judge(context, task, runs)
+            _row(context, f"{table}, beside torch.compile", label, runs, own.queue)
     own.program.close()
+
+
+def _add_peer(
+    context: Context, label: dict[str, str], runs: dict[str, Run], name: str, make: Callable[[], Run]
+) -> bool:
+    """Make a peer ready, if it can be and is in time; one that fails is no failure of ours."""
+    left = context.left - ENOUGH
+    if left < (ENOUGH_TO_COMPILE if name == "compile" else 0):
+        context.row("not reached", **label, peer=name, why="no time was left")
+        return False
+    try:
+        with _at_most(left):
+            runs[name] = make()
+    except (Exception, _TooLongError) as error:
+        context.row("peers that failed", **label, peer=name, why=f"{type(error).__name__}: {error!s:.300}")
+        return False
+    return True
+
+
+def _judge(context: Context, task: models.Task, runs: Mapping[str, Run]) -> None:
+    results = {name: _floats(run()) for name, run in runs.items()}
+    for name, got in results.items():
+        differs = float(np.abs(got - results["eager"]).max() / np.abs(results["eager"]).max())
+        if not differs <= task.error:
+            context.failure(f"{task.name} {task.dtype}", f"{name} differs by {differs:.2g} from eager torch")
+
+
+def _row(
+    context: Context, table: str, label: dict[str, str], runs: Mapping[str, Run], queue: Any, **more: Any
+) -> dict[str, float]:
+    """Measure, and write a row; returns the seconds by events."""
+    wall, events = _in_turns(context, hardware(context.device), runs, queue)
+    context.row(
+        table, **label,
+        **{f"{name}_us": t * 1e6 for name, t in wall.items()},
+        **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
+        **{f"{name}_event_us": t * 1e6 for name, t in events.items()},
+        **{f"events_over_{name}": events["opweave"] / t for name, t in events.items() if name != "opweave"}, **more,
+    )  # fmt: skip
+    limits = {"graph": LIMIT, "compile": 1.0}
+    for name in runs.keys() & limits.keys():
+        ratio = wall["opweave"] / wall[name]
+        context.row("aims", **label, over=name, ratio=ratio, limit=limits[name], met=ratio <= limits[name])
+    return events
 
 
 def _floats(result: Any) -> Array:
@@ -274,7 +325,7 @@ def _in_turns(
         run()
     most = context.pick(3, 7, 31)
     once = sum(seconds(run) for run in runs.values())
-    samples = max(3, min(most, round(2.0 / max(once, 1e-6))))
+    samples = max(3, min(most, round(1.0 / max(once, 1e-6))))
     wall: dict[str, list[float]] = {name: [] for name in names}
     events: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(samples):
@@ -343,6 +394,10 @@ def compile_ahead(context: Context) -> None:
                 Peer(task, card).compiled()
                 context.row("compiled", task=task.name, dtype=task.dtype, seconds=time.perf_counter() - start)
             torch._dynamo.reset()
+    with context.trying("training"):
+        from benchmarks.training import transformer_task
+
+        _compiled_steps(transformer_task(), card)
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -351,20 +406,15 @@ def compile_ahead(context: Context) -> None:
 def training(context: Context) -> None:
     """A step of the transformer of ``examples/text.py`` by AdamW, beside torch."""
     from benchmarks.training import ours as our_steps
-    from benchmarks.training import tasks, torchs
+    from benchmarks.training import torchs, transformer_task
+    from examples.text import SIZE, Size
 
-    card, name = hardware(context.device), context.pick("perceptron", "perceptron", "transformer")
-    task = tasks()[name]
+    card = hardware(context.device)
+    size = context.pick(Size(1, 16, 2, 8), Size(2, 48, 4, 16), SIZE)
+    task = transformer_task(size)
+    label = {"task": f"{size.layers} layers of {size.width}, 32 pieces of {size.context} letters", "dtype": "f32"}
     trainer, step = our_steps(task, context.device, 1 << 40)
     runs: dict[str, Run] = {"opweave": step, "eager": torchs(task, card.target)}
-    if not context.short:
-        try:
-            runs["compile"] = torchs(task, card.target, compiled=True)
-            for _ in range(3):
-                runs["compile"]()
-        except Exception as error:  # a peer that fails is no failure of ours
-            runs.pop("compile", None)
-            context.row("peers that failed", task="training", dtype="f32", peer="compile", why=f"{error!s:.300}")
     losses = []
     for _ in range(3):
         trainer._tally = type(trainer._tally)()
@@ -373,12 +423,20 @@ def training(context: Context) -> None:
     for mine, theirs in losses:
         if not abs(mine - theirs) <= 1e-2 * abs(theirs):
             context.failure("losses", f"{mine:.5f} beside {theirs:.5f} of eager torch")
+    said = " ".join(f"{mine:.4f}/{theirs:.4f}" for mine, theirs in losses)
     queue = getattr(trainer.scheduler.streams[0], "queue", None)
-    wall, events = _in_turns(context, card, runs, queue)
-    context.row(
-        "a training step", task=name, dtype="f32",
-        **{f"{name}_us": t * 1e6 for name, t in wall.items()},
-        **{f"over_{name}": wall["opweave"] / t for name, t in wall.items() if name != "opweave"},
-        **{f"{name}_event_us": t * 1e6 for name, t in events.items()},
-        losses=" ".join(f"{mine:.4f}/{theirs:.4f}" for mine, theirs in losses),
-    )  # fmt: skip
+    _add_peer(context, label, runs, "graph", partial(torchs, task, card.target, captured=card.captured))
+    _row(context, "a training step", label, runs, queue, losses=said)
+    if not context.short:
+        runs = {"opweave": step, "eager": runs["eager"]}
+        if _add_peer(context, label, runs, "compile", partial(_compiled_steps, task, card)):
+            _row(context, "a training step, beside torch.compile", label, runs, queue)
+
+
+def _compiled_steps(task: Any, card: Hardware) -> Run:
+    from benchmarks.training import torchs
+
+    step = torchs(task, card.target, compiled=True)
+    for _ in range(3):  # compiles, warms up, records
+        step()
+    return step

@@ -26,7 +26,7 @@ def part(name: str, seconds: float = 20, **more: Any) -> Part:
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """Runs parts; returns the exit status and the parts of the document by name."""
-    for name in ("OMP_NUM_THREADS", "OPWEAVE_TORCH_SEPARATE", "TORCHINDUCTOR_CACHE_DIR"):
+    for name in ("OMP_NUM_THREADS", "OPWEAVE_TORCH_SEPARATE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
@@ -164,3 +164,4 @@ def test_the_stand_in_goes_the_whole_way(results):
     speed = next(row for row in found["encoder"]["rows"] if row["table"] == "MiniLM-L6")
     assert speed["over_eager"] > 0
     assert speed["events_over_graph"] > 0
+    assert any(row["table"] == "a training step" and row["over_graph"] > 0 for row in found["training"]["rows"])
