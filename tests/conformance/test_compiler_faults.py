@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opweave.contract import Arg, Backend, Call, Group, Structure
+from opweave.contract import Backend, Group, Structure
 from opweave.functional import ArrayMemory, device, memory
 from opweave.registry import Registry
 from opweave.runtime import functional, listing
 from opweave_conformance.suite import Suite
 from tests.support.array_device import Array, ArrayStream, FunctionalBackend
-from tests.support.fed_in_place import InPlaceBackend, InPlaceCall, InPlaceStream, array_at
 
 
 def red(*only: str, backend: type[Backend] = FunctionalBackend) -> dict[str, str]:
@@ -133,45 +132,3 @@ def test_fed_arrays_that_are_kept_beyond_the_run_are_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(device.ArrayDevice, "_bind_put", lent)
     assert "compiler-results-on-device" in red()
-
-
-# --- inputs that are read where they are fed ------------------------------------------------------------------------
-
-
-def test_the_sound_device_that_reads_inputs_in_place_passes():
-    assert red(backend=InPlaceBackend) == {}
-
-
-def never_copied(self: InPlaceStream, call: Call, arg: Arg) -> Callable[[int], bool]:
-    return lambda address: True
-
-
-def always_the_first(self: InPlaceStream, call: Any, arg: Arg) -> Callable[[int], bool]:
-    def read(address: int) -> bool:
-        call.fed.setdefault(arg.value, (arg, address))
-        return True
-
-    return read
-
-
-def not_the_own_memory(self: InPlaceStream, call: Any, arg: Arg) -> Callable[[int], bool]:
-    def read(address: int) -> bool:
-        if address != arg.address:
-            call.fed[arg.value] = arg, address
-        return True
-
-    return read
-
-
-@pytest.mark.parametrize("wrong", [never_copied, always_the_first, not_the_own_memory])
-def test_calls_that_read_inputs_elsewhere_than_they_say_are_found(wrong: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(InPlaceStream, "_bind_feed", wrong)
-    assert "compiler-feeds" in red("compiler-feeds", backend=InPlaceBackend)
-
-
-def test_windows_that_are_taken_for_the_whole_input_are_found(monkeypatch: pytest.MonkeyPatch):
-    def read(self: InPlaceCall, arg: Arg) -> Any:
-        return array_at(self.fed[arg.value][1], arg) if arg.value in self.fed else arg.view
-
-    monkeypatch.setattr(InPlaceCall, "read", read)
-    assert "compiler-feeds" in red("compiler-feeds", backend=InPlaceBackend)

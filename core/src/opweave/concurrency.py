@@ -32,8 +32,6 @@ from typing import Any, Final
 from weakref import WeakSet, ref
 from zlib import crc32
 
-from opweave.processors import NOWHERE, Apart
-
 __all__ = ["Latch", "Lock", "Worker", "start_thread"]
 
 
@@ -136,36 +134,27 @@ class Worker:
         begin: a function that the thread calls first.
 
     Attributes:
-        jobs: the jobs that were put and have not ended, the running one first. Whoever appends here calls `wake`.
-        held: whether jobs that are put wait until somebody calls `help` or `wake`.
+        jobs: the jobs that were put and have not ended, the running one first. Whoever appends here calls
+            `wake`.
         ended: set when the thread has ended.
     """
 
-    __slots__ = ("__weakref__", "_doing", "_thread", "_wake", "ended", "held", "jobs")
+    __slots__ = ("__weakref__", "_thread", "_wake", "ended", "jobs")
 
     def __init__(self, name: str, begin: Callable[[], object] | None = None) -> None:
         self.jobs: Final[deque[Job]] = deque()
-        self.held = False
         self.ended: Final = Latch()
-        self._doing: Final = Lock()
         self._wake: Final[SimpleQueue[object]] = SimpleQueue()
         # When the worker is gone its weak reference wakes the thread, in one call into C that no interrupt can break.
         gone = ref(self, self._wake.put)
         # A daemon, so that work nobody waits for does not keep the process alive. It has no reference to this object or
         # to what puts jobs.
-        self._thread: Final = start_thread(
-            _work, begin, self.jobs, self._doing, self._wake, self.ended, gone, name=name
-        )
-
-    @property
-    def is_thread(self) -> bool:
-        """Whether the calling thread is this one."""
-        return self._thread.ident == get_ident()
+        self._thread: Final = start_thread(_work, begin, self.jobs, self._wake, self.ended, gone, name=name)
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is this one, or is helping it."""
-        return self.is_thread or self._doing._is_owned()  # type: ignore[attr-defined]
+        """Whether the calling thread is this one."""
+        return self._thread.ident == get_ident()
 
     def put(self, job: Job) -> None:
         """Queue ``job`` behind the jobs that were put before. May be called from any thread; never waits.
@@ -173,29 +162,11 @@ class Worker:
         If an interrupt comes inside of this method, the job is either done in its order or not at all.
         """
         self.jobs.append(job)
-        if not self.held:
-            self._wake.put(NOWHERE)
+        self._wake.put(True)
 
-    def wake(self, off: int = NOWHERE) -> None:
-        """Let the thread do ``jobs``: those that were held, or appended there directly, or that an interrupt left.
-
-        Args:
-            off: the number of the processor that the thread moves off, because the calling thread computes there next
-                (`Apart`); `NOWHERE`: it runs wherever the system has it run.
-        """
-        self._wake.put(off)
-        self.held = False  # last: an interrupt before leaves it to whoever calls this next
-
-    def help(self) -> None:
-        """Do ``jobs`` in the calling thread until there are none, which saves waking the worker's own.
-
-        An interrupt may come while a job is done. It is raised, and the job may be done again, by the thread if `wake`
-        is called: whoever lets interruptible threads help makes sure that this is harmless.
-        """
-        self.held = False
-        if not self.is_current:
-            with self._doing:
-                _do_all(self.jobs)
+    def wake(self) -> None:
+        """Let the thread do ``jobs``: those that were appended there directly, or that an interrupt left."""
+        self._wake.put(True)
 
     def close(self) -> None:
         """End the thread after the jobs that were put. Does not wait for that (see ``ended``)."""
@@ -205,31 +176,23 @@ class Worker:
 def _work(
     begin: Callable[[], object] | None,
     jobs: deque[Job],
-    doing: Lock,
     wake: SimpleQueue[object],
     ended: Latch,
     gone: ref[Worker],
 ) -> None:
     if begin is not None:
         begin()
-    apart, going = Apart(), True
-    while going:
-        off = wake.get()
-        going = isinstance(off, int)  # ``None``: closed; ``gone``: there is no worker any more
-        if isinstance(off, int):
-            apart.move_off(off)
-        with doing:
-            _do_all(jobs)
+    while True:
+        going = wake.get() is True  # ``None``: closed; ``gone``: there is no worker any more
+        while jobs:
+            notify = jobs[0]()
+            jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for
+            if notify is not None:
+                notify()
+            del notify
+        if not going:
+            break
     ended.set()
-
-
-def _do_all(jobs: deque[Job]) -> None:
-    while jobs:
-        notify = jobs[0]()
-        jobs.popleft()  # may drop the last reference to the job, and with it to the stream that it works for
-        if notify is not None:
-            notify()
-        del notify
 
 
 def start_thread(work: Callable[..., object], *args: object, name: str) -> Thread:

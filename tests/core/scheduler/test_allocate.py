@@ -151,16 +151,6 @@ def test_the_better_of_two_plans_is_taken() -> None:
     assert plan_chunks(wanted, 1).nbytes == 3
 
 
-def test_what_ended_up_at_the_top_is_placed_first() -> None:
-    # Sizes and life times of a step of a small perceptron, where every order by size, area or life time leaves a hole.
-    wanted = [
-        Block(8, 0, 16), Block(16, 1, 15), Block(16, 2, 3), Block(8, 3, 12), Block(8, 4, 13), Block(32, 10, 11),
-        Block(16, 12, 17), Block(32, 16, 17), Block(8, 2, 12),
-    ]  # fmt: skip
-    bound = max(sum(b.size for b in wanted if b.birth <= t <= b.death) for t in range(18))
-    assert plan_chunks(wanted, 1).nbytes == bound
-
-
 # --- the judge ------------------------------------------------------------------------------------------------------
 
 

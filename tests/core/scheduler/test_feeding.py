@@ -1,4 +1,4 @@
-"""Inputs that are read where they are fed: no copy where only calls that can do so read them, else the same values."""
+"""What a run is fed: arrays in every layout, which may change as soon as the run has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 
 import opweave as ow
 from opweave.graph.dtypes import f32
-from tests.support.fed_in_place import InPlaceDevice
 
 SHAPE = (6, 8)
 
@@ -16,13 +15,9 @@ def values(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
 
 
-def address(array: np.ndarray) -> int:
-    return array.ctypes.data
-
-
 @pytest.fixture
 def device():
-    return InPlaceDevice()
+    return ow.device("cpu")
 
 
 @pytest.fixture
@@ -32,32 +27,6 @@ def scheduler(device):
 
 
 X = ow.input("x", SHAPE)
-
-
-def test_an_array_is_read_where_it_lies(scheduler, device):
-    program = scheduler.build(X * 2.0)
-    for seed in range(3):
-        x = values(seed)
-        assert np.array_equal(program.run(x=x), x * 2)
-        assert device.fed[-1] == address(x)
-    x.setflags(write=False)
-    assert np.array_equal(program.run(x=x), x * 2)
-    assert device.fed[-1] == address(x)
-
-
-@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "i32", "u8"])
-def test_arrays_of_every_type_are(scheduler, device, dtype):
-    x = ow.input("x", (4,), dtype)
-    array = np.arange(4).astype(x.dtype.numpy)
-    assert np.array_equal(scheduler.build(x + x).run(x=array), array + array)
-    assert device.fed == [address(array)]
-
-
-def test_every_call_that_reads_it_is_told(scheduler, device):
-    program = scheduler.build(ow.exp(X) + X[1:2] - X)
-    x = values()
-    np.testing.assert_allclose(program.run(x=x), np.exp(x) + x[1:2] - x, rtol=1e-6)
-    assert device.fed == [address(x)] * 3
 
 
 @pytest.mark.parametrize(
@@ -70,7 +39,7 @@ def test_every_call_that_reads_it_is_told(scheduler, device):
     ],
     ids=["Fortran order", "every second row", "not aligned", "a list"],
 )
-def test_other_layouts_are_copied_between_arrays_that_are_not(scheduler, device, other):
+def test_other_layouts_between_arrays_that_are_dense(scheduler, device, other):
     program = scheduler.build(X * 2.0)
     first, second = values(1), other(values(2))
     assert np.array_equal(program.run(x=first), first * 2)
@@ -117,27 +86,6 @@ def test_readers_on_another_device_and_in_their_own_memory_get_the_values(device
             double, e = program.run(x=x)
             assert np.array_equal(double, x * 2)
             np.testing.assert_allclose(e, np.exp(x), rtol=1e-6)
-    assert not device.fed
-
-
-def test_a_call_that_wants_its_own_memory_this_time_gets_a_copy(scheduler, device, monkeypatch):
-    right = device.stream_class._bind_feed
-
-    def only_the_first(self, call, arg):
-        inner = right(self, call, arg)
-        allowed: list[int] = []
-
-        def read(where):
-            allowed[:] = allowed or [where]
-            return inner(where) if where in allowed else not inner(arg.address)
-
-        return read
-
-    monkeypatch.setattr(device.stream_class, "_bind_feed", only_the_first)
-    program = scheduler.build(X * 2.0)
-    arrays = [values(seed) for seed in range(3)]
-    for x in arrays * 2:
-        assert np.array_equal(program.run(x=x), x * 2)
 
 
 def test_an_array_over_memory_that_the_program_writes_is_read_before_it_is_written(scheduler, device):

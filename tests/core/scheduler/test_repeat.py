@@ -463,6 +463,7 @@ def test_a_stream_that_is_kept_keeps_no_scheduler_alive(x):
     assert stream.device.name == "a"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer it ends there
 @needs_timer
 @pytest.mark.parametrize("joined", [True, False])
 def test_an_interrupt_at_any_moment_leaves_nothing_taken(x, joined):

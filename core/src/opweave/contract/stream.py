@@ -5,7 +5,7 @@ Public methods of `Stream` check their arguments before they call a hook; hooks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from opweave.contract.step import Arg, Call, Group, Single, Step
@@ -106,24 +106,6 @@ class StreamHooks:
             are complete. The attributes ``remark`` and ``library_bytes`` are as those of calls (`_compile`).
         """
         raise NotImplementedError
-
-    def _bind_feed(self, call: Call, arg: Arg) -> Callable[[int], bool] | None:
-        """How ``call`` can be told for each run where an input lies that it reads: for libraries that take the
-        addresses of their operands with each run. The fed array then need not be copied. ``None``: it reads the input
-        in the memory of ``arg`` in every run. Default: ``None``.
-
-        The result is a function of an address, called before each run: whether the call reads the input there in that
-        run. If not, it reads it in the memory of ``arg``, to which the core copies the values. With ``arg.address`` it
-        does so in any case. The bytes at the address are those of a dense array like ``arg``, aligned to its elements;
-        nobody changes or frees them before the run has ended.
-
-        Asked only where everything is complete when the calls of a run have been made.
-
-        Args:
-            call: one of this stream.
-            arg: all of the input, dense. The call may read windows of it.
-        """
-        return None
 
     def _warm(self, call: Call) -> None:
         """Do what the first run of a call would have to do first, such as compiling. Called by `Program.warm`. Default:

@@ -17,7 +17,7 @@ from opweave.graph.layout import Shape, span
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import Tensor, shows_columns_of_blocks
 
-__all__ = ["Graph", "check_self_overlap", "location_of", "overlapping_leaves"]
+__all__ = ["Graph", "location_of", "overlapping_leaves"]
 
 
 class Graph:
@@ -57,14 +57,6 @@ class Graph:
         _check_names([t for t in self.leaves if t.leaf is not None and t.leaf.kind in ("input", "state")])
         if any(dtype.block > 1 for dtype in {t.dtype for t in order}):
             _check_blocks(self.nodes)
-
-    @classmethod
-    def ordered(cls, outputs: tuple[Tensor, ...], leaves: tuple[Tensor, ...], nodes: tuple[Tensor, ...]) -> Graph:
-        """A graph whose order is known to be safe, since it is that of another graph of the same structure."""
-        made = cls.__new__(cls)
-        for name, value in (("outputs", outputs), ("leaves", leaves), ("nodes", nodes)):
-            setattr(made, name, value)
-        return made
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -234,7 +226,7 @@ def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[T
         for source in tensor.srcs[1:] if tensor.op.writes else tensor.srcs:
             writer = writers.get(source.root)
             if writer is tensor:
-                check_self_overlap(tensor, source)
+                _check_self_overlap(tensor, source)
             elif writer is not None:
                 before.setdefault(writer, ([], []))[writer not in passed].append(tensor)
     for output in outputs:
@@ -247,7 +239,7 @@ def _anti_dependencies(order: list[Tensor], outputs: Iterable[Tensor]) -> dict[T
     return before
 
 
-def check_self_overlap(tensor: Tensor, source: Tensor) -> None:
+def _check_self_overlap(tensor: Tensor, source: Tensor) -> None:
     """Raise `HazardError` if a node reads bytes of a state that it writes."""
     target = tensor.srcs[0]
     a, c = target.offset, source.offset

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Latch, Worker
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
-from opweave.processors import NOWHERE
 from opweave.runtime.space import WORKING
 from opweave.runtime.stream import Stream
 
@@ -100,8 +99,6 @@ class WorkerStream(Stream):
     def _await(self, event: Event) -> None:
         handle = event.handle
         if isinstance(handle, QueuedEvent):
-            if isinstance(event.stream, WorkerStream) and event.stream.worker.held:
-                event.stream.go_on()  # an interrupt kept the submitting thread from that
             handle.passed.wait_soon()  # devices that compute parts of one value mostly end at the same time
             if handle.error is not None:
                 self._raise_as_waiting(event)
@@ -119,38 +116,6 @@ class WorkerStream(Stream):
             other = event.stream.device.name
             raise ExecutionError(f"work on {other} failed, which this waited for: {error}", device=other) from error
 
-    # --- the calling thread helps -----------------------------------------------------------------------------------
-
-    def hold(self) -> None:
-        """Let the work that is queued from now on wait for `go_on`, `help`, or whoever waits for an event of this
-        stream."""
-        self.worker.held = True
-
-    def go_on(self, off: int = NOWHERE) -> None:
-        """Let the thread do the work that waits since `hold`, or that an interrupt of a thread that helped left; off a
-        processor on which the calling thread computes next (`opweave.processors.Apart`)."""
-        if self.worker.held or self.worker.jobs:
-            self.worker.wake(off)
-
-    def expect_help(self) -> None:
-        """The calling thread calls `help` next: nobody needs to wake this stream's thread."""
-        self.worker.held = False
-
-    def help(self) -> None:
-        """Do the queued work in the calling thread, which else would only wait for it. An interrupt of this thread
-        (Ctrl-C) is raised; the rest of the work is then dropped as after a failure."""
-        before = WORKING.active
-        try:
-            WORKING.active = True
-            self.worker.help()
-        except BaseException as error:
-            self._broken = self._broken or Cancelled(f"the work on {self.device.name} was ended by {error!r}")
-            self._reported = False
-            self.worker.wake()
-            raise
-        finally:
-            WORKING.active = before
-
     # --- the queue --------------------------------------------------------------------------------------------------
 
     def _put(self, work: Callable[[], Any]) -> None:
@@ -163,8 +128,6 @@ class WorkerStream(Stream):
         except Exception as error:
             self._break(error)
         except BaseException as error:  # does not end this thread; the submitter receives it, as an error like others
-            if not self.worker.is_thread:
-                raise  # by `help`, to whom it belongs
             failure = ExecutionError(f"work on {self.device.name} ended with {error!r}", device=self.device.name)
             failure.__cause__ = error
             self._break(failure)
@@ -238,7 +201,6 @@ class WorkerStream(Stream):
         event.passed.set()
 
     def _join(self, handle: QueuedEvent) -> None:
-        self.go_on()
         handle.passed.wait()
         if handle.error is not None:
             self._reported = True
@@ -258,7 +220,6 @@ class WorkerStream(Stream):
         if self.is_current or is_finalizing():
             # The thread cannot wait for itself; what was queued before is done. At interpreter shutdown it has ended.
             return
-        self.go_on()
         event = self._record()
         while not event.passed.wait(ENDS_SECONDS):
             if self.worker.ended.is_set():

@@ -21,7 +21,6 @@ from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.compile.bind import Bindings, bind
 from opweave.scheduler.compile.lower import lower
 from opweave.scheduler.compile.reuse import EarlierProgram
-from opweave.scheduler.compile.template import Outline, Template, looks_alike
 from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.assign import assign
 from opweave.scheduler.place.capabilities import Capabilities
@@ -29,7 +28,7 @@ from opweave.scheduler.place.precision import Allowed, precisions_of
 from opweave.scheduler.place.source import Source
 from opweave.scheduler.place.target import Target
 from opweave.scheduler.plan.allocate import MemoryPlan, allocate
-from opweave.scheduler.plan.fuse import fuse
+from opweave.scheduler.plan.fuse import Groups, fuse
 from opweave.scheduler.plan.partition import partition
 from opweave.scheduler.plan.splits import Partition
 from opweave.scheduler.program import Program
@@ -143,37 +142,13 @@ class Builder:
     ) -> Program:
         """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``earlier``
         programs of this scheduler may have calls that can be used again."""
+        groups = fuse(parts)
         alike = next((program.earlier for program in earlier if program.earlier.is_alike(parts)), None)
-        return self._compile(Outline(parts, fuse(parts)), form, show, alike)
-
-    def resized(self, outputs: tuple[Tensor, ...], form: Outputs, earlier: Iterable[Program]) -> Program | None:
-        """The program of ``outputs`` by the template of one of ``earlier`` programs, which differ from it in sizes at
-        most; ``None`` if none serves. All of them are placed by priority, without pins and computed exactly.
-
-        Raises:
-            As `plan` and `compile`.
-        """
-        tried: set[Template | None] = {None}
-        for known in earlier:
-            if not all(map(looks_alike, known.partition.graph.outputs, outputs)) or known.earlier.template in tried:
-                continue
-            template = known.earlier.template
-            tried.add(template)
-            planned = None if template is None else template.plan(outputs)
-            if planned is not None:
-                program = self._compile(planned, form, None, known.earlier)
-                program.earlier.take_template(template)
-                return program
-        return None
-
-    def _compile(self, planned: Outline, form: Outputs, show: Show | None, earlier: EarlierProgram | None) -> Program:
-        parts, groups = planned.partition, planned.groups
-        plan, bindings, leases = self._take_memory(planned, 1 if show is not None else self.n_slots, earlier)
+        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots, alike)
         executor = self.executor
         lists = lower(
-            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, earlier=earlier,
-            listed=planned.operands,
-        )  # fmt: skip
+            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, earlier=alike
+        )
         state = ProgramState(parts, lists, leases, form)
         variant = partial(self._with_observed, parts, form)
         return Program(executor, state, groups, plan.nbytes, variant, self.forget)
@@ -194,14 +169,14 @@ class Builder:
             return self.compile(planned, form, show)
 
     def _take_memory(
-        self, planned: Outline, slots: int, earlier: EarlierProgram | None
+        self, parts: Partition, groups: Groups, slots: int, earlier: EarlierProgram | None
     ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
         """Memory for as many slots as are wanted, or for one where there is too little."""
-        (parts, groups, moments, _), tight = planned, False
+        tight = False
         known = None if earlier is None else earlier.memory_for(parts)
         while True:
             capacities = [arena.capacities() for arena in self.arenas]
-            plan = allocate(parts, groups, capacities, slots, tight=tight, moments=moments)
+            plan = allocate(parts, groups, capacities, slots, tight=tight)
             try:
                 return plan, *bind(parts, plan, self.arenas, self.host, known, tight=tight)
             except AllocationError as error:

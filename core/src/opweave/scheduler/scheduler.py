@@ -24,7 +24,7 @@ from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
-from opweave.scheduler.compile.collector import COLLECTOR
+from opweave.scheduler.compile.collector import collector_paused
 from opweave.scheduler.place.arguments import Outputs, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (
@@ -271,15 +271,12 @@ class Scheduler:
                 if target.device.simulated:
                     raise simulated_error(target.device.name)
             start = perf_counter_ns()
-            with COLLECTOR.paused():
-                plain = not (pinned or placed or allowed or self._memory_limit) and self.placement == "priority"
-                program = self._builder.resized(tensors, outputs, self._earlier(form, tensors)) if plain else None
-                if program is None:
+            with collector_paused():
+                builder, parts = self._plan(tensors, pinned, placed, allowed)
+                several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
+                if several and self._compute_at_once():
                     builder, parts = self._plan(tensors, pinned, placed, allowed)
-                    several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
-                    if several and self._compute_at_once():
-                        builder, parts = self._plan(tensors, pinned, placed, allowed)
-                    program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
+                program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opweave.contract import Arg, Call
-from opweave.graph.layout import nbytes
-from opweave_ort.limits import limit
+from opweave.contract import Call
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
@@ -21,13 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Places", "SessionCall"]
 
-FED_BYTES: Final = limit("fed_bytes", 1 << 20, 1, 1 << 24)
-"""Bytes of an input from which on copying takes longer than binding a session to another address: a run that reads
-4 MiB then takes three quarters of the time. Smaller ones are copied."""
-
-KEPT: Final = 8
-"""How many bindings to latest addresses are kept."""
-
 
 class Places(NamedTuple):
     """Where a session reads and writes.
@@ -35,28 +26,11 @@ class Places(NamedTuple):
     Attributes:
         inputs, outputs: type, shape and address of each.
         constants: those that are inputs of the session.
-        copied: addresses of operands that are copied to an input before each run.
     """
 
     inputs: Sequence[tuple[DType, Shape, int]]
     outputs: Sequence[tuple[DType, Shape, int]]
     constants: Mapping[str, np.ndarray[Any, Any]]
-    copied: Sequence[int]
-
-    def showing(self, arg: Arg) -> list[int]:
-        """The numbers of the inputs that are all of an operand; none where parts of it are read too."""
-        start, end = arg.address, arg.address + arg.nbytes
-        found = [i for i, (_, _, address) in enumerate(self.inputs) if start <= address < end]
-        whole = all(
-            address == start and nbytes(shape, dtype) == arg.nbytes
-            for dtype, shape, address in [self.inputs[i] for i in found]
-        )
-        return found if whole and not any(start <= address < end for address in self.copied) else []
-
-    def moved(self, addresses: Mapping[int, int]) -> Places:
-        """The places with some inputs elsewhere, given by their numbers."""
-        inputs = [(dtype, shape, addresses.get(i, own)) for i, (dtype, shape, own) in enumerate(self.inputs)]
-        return self._replace(inputs=inputs)
 
 
 class SessionCall:
@@ -68,8 +42,7 @@ class SessionCall:
     """
 
     __slots__ = (
-        "_addresses", "_before", "_has_run", "_kept", "_options", "_places", "_renewed", "_run", "_runs", "_session",
-        "_stream", "arena", "remark",
+        "_before", "_kept", "_options", "_places", "_renewed", "_run", "_session", "_stream", "arena", "remark",
     )  # fmt: skip
 
     def __init__(
@@ -85,10 +58,7 @@ class SessionCall:
         self._session, self._places, self._before, self._kept = session, places, before, kept
         self._stream, self._options = stream, stream.run_options
         self._renewed = renewed
-        self._addresses: Final[dict[int, int]] = {}  # of inputs that may lie elsewhere in each run
-        self._runs: Final[dict[tuple[int, ...], Call]] = {}  # these addresses -> a run there
         self._run: Call = partial(self._first, self._bound())
-        self._has_run = False
         self.remark, self.arena = remark, 0
 
     def __call__(self) -> None:
@@ -101,39 +71,12 @@ class SessionCall:
 
     def _first(self, run: Call) -> None:
         self.arena = RUNTIME.measured(run)
-        self._run, self._has_run = run, True
+        self._run = run
 
     def _bound(self) -> Call:
-        """A run of the session with its inputs at their present addresses."""
-        inputs, outputs, constants, _ = self._places.moved(self._addresses)
-        binding = self._session.bind(inputs, outputs, constants)
+        """A run of the session on its memory."""
+        binding = self._session.bind(*self._places)
         return partial(self._session.native.run_with_iobinding, binding, self._options)
-
-    def _bind_and_run(self) -> None:
-        if len(self._runs) >= KEPT:
-            self._runs.clear()
-        run = self._runs[tuple(self._addresses.values())] = self._bound()
-        if self._has_run:
-            self._run = run
-            run()
-        else:
-            self._first(run)
-
-    def reading(self, arg: Arg) -> Callable[[int], bool] | None:
-        """See `OrtStream._bind_feed`."""
-        inputs = self._places.showing(arg) if arg.nbytes >= FED_BYTES.value else []
-        if not inputs:
-            return None
-        first, addresses, runs = inputs[0], self._addresses, self._runs
-        addresses |= dict.fromkeys(inputs, arg.address)
-
-        def read(address: int) -> bool:
-            if address != addresses[first]:
-                addresses.update(dict.fromkeys(inputs, address))
-                self._run = runs.get(tuple(addresses.values()), self._bind_and_run)
-            return True
-
-        return read
 
     @property
     def library_bytes(self) -> int:
@@ -143,5 +86,4 @@ class SessionCall:
     def refresh(self, token: object) -> None:
         """Use weights that were written: ONNX Runtime packs them when a session is opened."""
         self._session.refresh(token, partial(self._renewed, token))
-        self._runs.clear()
         self._run = self._bound()

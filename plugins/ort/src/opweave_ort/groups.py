@@ -111,13 +111,11 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     session = SESSIONS.get(key, model, partial(_session, stream, bound, model, pool))
     assert session.pattern is not None
     constants = {n: np.asarray(a, order="C") for n, a in model.constants.items() if n not in session.pattern.constants}
-    inputs, before, copied = [], [], []
+    inputs, before = [], []
     kept: list[Any] = [constants]
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
         if source.weight is not None:
             continue
-        if source.form or staged:
-            copied.append(arg.address)
         if source.form:
             arrays = {p.name: np.empty(p.shape, p.dtype.numpy) for p in source.pieces}
             before.append(partial(_repack, arg.view, source, arrays))
@@ -133,7 +131,7 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
     renewed = partial(_weights, bound.structure, _weight_args(bound))
-    places = Places(inputs, outputs, constants, copied)
+    places = Places(inputs, outputs, constants)
     return SessionCall(stream, session, places, before, kept, _remark(bound, session), renewed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from onnxruntime import RunOptions
@@ -11,7 +11,6 @@ from onnxruntime import RunOptions
 from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, Cancelled, DeviceLostError
 from opweave.runtime.host.threads import ThreadPool, pool_of
-from opweave_ort.calls import SessionCall
 from opweave_ort.groups import bind_group
 from opweave_ort.structure import is_within, writes
 
@@ -57,9 +56,6 @@ class OrtStream(Stream):
 
     def _bind(self, group: Group) -> Call:
         return bind_group(self, group)
-
-    def _bind_feed(self, call: Call, arg: Arg) -> Callable[[int], bool] | None:
-        return call.reading(arg) if isinstance(call, SessionCall) else None
 
     def _inlines(self, other: Stream) -> bool:
         return isinstance(other, OrtStream) and other.pool is self.pool

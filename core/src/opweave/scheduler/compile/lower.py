@@ -5,11 +5,9 @@ Everything that can be decided is decided here; a run only makes the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import repeat
-from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -32,11 +30,8 @@ from opweave.runtime.plan import Plan
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.bind import operands
-from opweave.scheduler.compile.caller_runs import caller_runs
-from opweave.scheduler.compile.feeds import read_in_place
 from opweave.scheduler.compile.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.compile.launch import bind_launch
-from opweave.scheduler.compile.operands import Operands, pick
 from opweave.scheduler.compile.run_list import Action, CallList, Feed, Fetch, RunList, unread
 from opweave.scheduler.plan.fuse import bound_step
 from opweave.scheduler.plan.splits import StorageView
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.listing import Lister
     from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot
-    from opweave.scheduler.place.target import Support, Target
+    from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Copy, Partition, Split
 
@@ -68,7 +63,6 @@ def lower(
     count: Callable[[int], object],
     show: Show | None = None,
     earlier: EarlierProgram | None = None,
-    listed: Operands | None = None,
 ) -> list[RunList]:
     """The run list of every slot.
 
@@ -77,12 +71,10 @@ def lower(
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and its value where it lies.
-        listed: the operands of the only split, where they were numbered already.
     """
     known = [None if earlier is None else earlier.at(k, slot) for k, slot in enumerate(bindings)]
     lists = [
-        _Lowering(partition, groups, slot, count, show, k, overlapping, listed)
-        for slot, k in zip(bindings, known, strict=True)
+        _Lowering(partition, groups, slot, count, show, k, overlapping) for slot, k in zip(bindings, known, strict=True)
     ]
     orders: list[list[list[Need]]]
     if len({entry.queue for made in lists for entry in made.entries}) > 1:
@@ -128,9 +120,7 @@ class _Lowering:
         show: Show | None,
         known: EarlierSlot | None,
         overlapping: bool,
-        listed: Operands | None,
     ) -> None:
-        self.listed: Final = listed
         self.known: Final = known
         self.overlapping: Final = overlapping
         self.partition: Final = partition
@@ -240,9 +230,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.items:
-            plan = _compile(
-                split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known, self.listed
-            )
+            plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
             self.result.plans.append(plan)
             action = Action("plan", target, split, groups=self.groups.of_split[split.index], plan=plan)
             self.entries.append(_Entry(self._queue(target), plan.run, action))
@@ -315,9 +303,6 @@ class _Lowering:
                 calls.append(self._record(queue, index))
                 actions.append(Action("event", self.targets[queue % len(self.targets)], splits[0]))
         sequence = range(self.n_feeds, len(self.entries))
-        waits = any(self.entries[i].queue == HOST_QUEUE for i in sequence)
-        if len(lists) == 1 and not self.overlapping and not waits:
-            result.caller = caller_runs(result.streams, [fetch.stream for fetch in result.fetches], len(sequence))
         for index in sequence:
             queue, call, action, *_ = self.entries[index]
             last = action.split if action is not None else splits[-1] if splits else None
@@ -343,8 +328,6 @@ class _Lowering:
         result.actions = CallList(calls, actions)
         # Where nothing is queued, not even an upload, each call is complete when it returns.
         flat = None if result.streams else _flattened(calls, actions)
-        if not result.streams:
-            read_in_place(result, self.partition, self.arg)
         if result.streams and single and self.show is None:
             flat = bind_launch(result, self.partition, actions, self.arg)
             if flat is not None:
@@ -379,7 +362,6 @@ def _compile(
     arg: Callable[[StorageView], Arg],
     lister: Lister | None,
     known: EarlierSlot | None,
-    listed: Operands | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
     workspaces, items = bindings.workspaces, split.items
@@ -402,13 +384,10 @@ def _compile(
     plain = kind._bind is Stream._bind
     shares = stream.shares_calls
     firsts = items if fused is None else [items[group.items[0]] for group in fused]
-    by_place = listed is not None and len(firsts) == len(items)
-    keys = _keys(listed, bindings) if listed is not None and by_place else repeat((), len(firsts))
     # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
     bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
-    made: dict[tuple[Any, ...], Arg] = {}  # kind of step, position and place -> operand
     calls: list[Call] = []
-    for g, ((op, node, out, srcs, support), places) in enumerate(zip(firsts, keys, strict=True)):
+    for g, (op, node, out, srcs, support) in enumerate(firsts):
         same = earlier[g] if earlier is not None else None
         if same is not None:
             calls.append(same)
@@ -421,12 +400,10 @@ def _compile(
                 calls.append(stream._bind(group_of(g)))
                 continue
             scratch = workspaces.get((split.index, g)) if kernel.workspace is not None else None
-            args: Sequence[Arg] = () if by_place else (arg(out), *map(arg, srcs))
-            key = (id(kernel), *places, support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
+            args = (arg(out), *map(arg, srcs))
+            key = (id(kernel), support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
             equal = bound.get(key) if shares else None
             if equal is None:
-                if by_place:
-                    args = _arguments(places, support, (out, *srcs), made, arg)
                 attrs = node.attrs if node is not None else {}
                 if kernel.workspace is not None:
                     assert choice is not None
@@ -437,30 +414,6 @@ def _compile(
             what = group_of(g).describe() if node is not None else op
             raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
     return Plan(stream, calls, len(calls), _leaf_buffers(split, partition, bindings))
-
-
-def _keys(operands: Operands, bindings: Bindings) -> Iterable[tuple[int, ...]]:
-    """For every step the numbers of the places of its operands, the result first."""
-    where = operands.places(bindings.buffers, bindings.offsets)
-    outs = zip(pick(where, operands.outs), strict=True)
-    return map(add, outs, operands.sources(where))
-
-
-def _arguments(
-    places: Sequence[int],
-    support: Support,
-    views: Sequence[StorageView],
-    made: dict[tuple[Any, ...], Arg],
-    arg: Callable[[StorageView], Arg],
-) -> list[Arg]:
-    """The operands of a step. Those of equal steps in the same places are laid out alike."""
-    args = []
-    for position, (place, view) in enumerate(zip(places, views, strict=True)):
-        found = made.get((support, position, place))
-        if found is None:
-            found = made[support, position, place] = arg(view)
-        args.append(found)
-    return args
 
 
 def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set[Buffer]:

@@ -3,7 +3,7 @@
 A decoder with a growing cache builds a graph for each token of which most steps are those of the token before, on
 operands of the same sizes in the same memory. What was made of such steps when the earlier program was lowered, views
 of memory and bound kernels, is taken over: making it again is most of what a build costs. Everything else is planned
-anew, or by a `Template`, so that devices, bytes and results are those of a build that takes nothing over. (Memory that
+anew, so that devices, bytes and results are those of a build that takes nothing over. (Memory that
 the scheduler has already is filled first; as it does not move, a later program may take more of it than the first one.)
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.run_list import RunList
-    from opweave.scheduler.compile.template import Template
     from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Partition, Split
 
@@ -31,26 +30,12 @@ __all__ = ["EarlierProgram", "EarlierSlot"]
 class EarlierProgram:
     """What a program that was built before holds for later ones, whose graphs may differ from its graph in sizes."""
 
-    __slots__ = ("_template", "groups", "lists", "partition")
+    __slots__ = ("groups", "lists", "partition")
 
     def __init__(self, partition: Partition, groups: Groups, lists: Sequence[RunList]) -> None:
         self.partition: Final = partition
         self.groups: Final = groups
         self.lists: Final = lists
-        self._template: tuple[Template | None] | None = None
-
-    @property
-    def template(self) -> Template | None:
-        """The structure of its graph, for building it in other sizes; ``None`` if that cannot be done by it."""
-        if self._template is None:
-            from opweave.scheduler.compile.template import Template  # most programs are built in one size
-
-            self._template = (Template.of(self.partition, self.groups),)
-        return self._template[0]
-
-    def take_template(self, template: Template | None) -> None:
-        """Use the template of a program of the same structure."""
-        self._template = (template,)
 
     def is_alike(self, partition: Partition) -> bool:
         """Whether storages and steps of both have the same numbers on the same targets."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from opweave.runtime.stream import Stream
     from opweave.runtime.worker import WorkerStream
     from opweave.scheduler.compile.bind import Bindings
-    from opweave.scheduler.compile.caller_runs import CallerRuns
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.fuse import FusedGroup
     from opweave.scheduler.plan.splits import Copy, Split
@@ -264,8 +263,6 @@ class RunList:
         fetches: how each output is fetched; without a stream, when everything is complete.
         after: events to be recorded behind fetches that are queued.
         streams: the asynchronous ones that a run uses. Empty: everything is done when its calls have been made.
-        caller: the one of these whose work the thread that asks for the outputs does itself (`CallerRuns`), which else
-            would only wait. ``None``: each does its own.
         plans: the compiled plans among the calls.
         events: the latest events of its actions, for other queues to wait for.
         bindings: the memory that it uses; ``None`` once it was closed.
@@ -280,7 +277,6 @@ class RunList:
         "after",
         "before",
         "bindings",
-        "caller",
         "calls",
         "copied",
         "ended",
@@ -307,7 +303,6 @@ class RunList:
         self.plans: list[Plan] = []
         self.events: list[Event | None] = []
         self.streams: list[Stream] = []
-        self.caller: CallerRuns | None = None
 
     def invalidate(self, why: str) -> None:
         """Called by a buffer that its calls use, when its memory is given back."""

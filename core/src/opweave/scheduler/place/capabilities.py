@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.runtime.memory import BufferType
 
-__all__ = ["Capabilities", "ask_repacked", "at_precision", "whole_sources"]
+__all__ = ["Capabilities", "at_precision"]
 
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -66,12 +65,6 @@ class Capabilities:
         for target in self.computing:
             if target.device.answers_many:
                 target.ask_ahead(self.signature(node) for node in nodes)
-
-    def resized(self, special: dict[Tensor, Signature]) -> Capabilities:
-        """Of another graph of the same structure over the same leaves, of which all copies in special memory exist."""
-        made = copy(self)
-        vars(made).update(special=special, repacked=dict.fromkeys(self.repacked, 0))
-        return made
 
     def signature(self, node: Tensor) -> Signature:
         """What devices are asked about ``node``."""
@@ -170,7 +163,7 @@ def _mark_whole(
     seen: set[tuple[Tensor, BufferType]] = set()
     asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
     for node in nodes if repacking else ():
-        whole = whole_sources(node, special)
+        whole = _whole_sources(node, special)
         if not whole or node.signature is None:
             continue
         known = signatures.get(node, node.signature)
@@ -195,21 +188,11 @@ def _mark_whole(
     return spent
 
 
-def whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
+def _whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
     """Positions of the sources of a product that are read-only matrices in ordinary memory, or nowhere yet."""
     if node.op is None or not node.op.product:
         return _NONE
     return frozenset([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
-
-
-def ask_repacked(targets: Sequence[Target], node: Tensor, known: Signature, whole: frozenset[int]) -> Signature:
-    """The signature of a node with its read-only sources named, where a device would rather read them in special
-    memory; else ``known``."""
-    repacking = _repacking(targets)
-    if not repacking:
-        return known
-    found, positions = _ask_repacked(targets, repacking, known, node, whole)
-    return found if positions else known
 
 
 def _repacking(targets: Sequence[Target]) -> list[Target]:

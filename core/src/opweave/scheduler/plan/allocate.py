@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.plan.fuse import FusedGroup, Groups
     from opweave.scheduler.plan.splits import Copy, Split
 
-__all__ = [
-    "END", "Lifetimes", "MemoryPlan", "Moments", "Scratch", "allocate", "lifetimes", "memory_use",
-    "moments_of",
-]  # fmt: skip
+__all__ = ["END", "Lifetimes", "MemoryPlan", "Scratch", "allocate", "lifetimes", "memory_use"]
 
 END: Final = 1 << 60
 """A moment after the last one, until which the memory of outputs is in use."""
@@ -38,19 +35,6 @@ class Lifetimes(NamedTuple):
     death: list[int]
     alias: list[int]
     times: list[int]
-
-
-class Moments(NamedTuple):
-    """When values are in use, as of `Lifetimes`, which follows from the structure of a graph and its groups alone.
-
-    Attributes:
-        inplace: the steps that may write over a source: their moments, splits and numbers in these.
-    """
-
-    birth: list[int]
-    death: list[int]
-    times: list[int]
-    inplace: list[tuple[int, int, int]]
 
 
 class Scratch(NamedTuple):
@@ -100,7 +84,6 @@ def allocate(
     n_slots: int = 1,
     *,
     tight: bool = False,
-    moments: Moments | None = None,
 ) -> MemoryPlan:
     """Plan the memory of all temporaries.
 
@@ -108,11 +91,10 @@ def allocate(
         capacities: for every target the sizes of the chunks that its arena has already.
         n_slots: how many runs may be under way at once.
         tight: as in `plan_chunks`.
-        moments: `moments_of` these, if that is known.
     """
     targets = partition.assignment.targets
     n = len(partition.sizes)
-    live = lifetimes(partition, groups, moments)
+    live = lifetimes(partition, groups)
     members, last = _members(partition, groups, live)
     shared = {live.alias[storage] for storage in _shared(partition)} if n_slots > 1 else set()
     wanted = _workspaces(partition, groups, live.times)
@@ -205,29 +187,15 @@ def _bytes_up_to_last(blocks: Sequence[Block], plan: ChunkPlan, alignment: int) 
     return sum([round_up(end, alignment) for end in ends.values()])
 
 
-def lifetimes(partition: Partition, groups: Groups, moments: Moments | None = None) -> Lifetimes:
-    """When each value is made and read last, and which values lie over a source. ``moments`` are those of this or an
-    equal structure, if they are known."""
-    birth, death, times, inplace = moments_of(partition, groups) if moments is None else moments
-    alias = list(range(len(partition.sizes)))
-    fed = set(partition.inputs.values())
-    splits = partition.splits
-    for at, split, step in inplace:
-        item = splits[split].items[step]
-        taken = _takes_over(item, at, partition, birth, death, fed)
-        if taken >= 0:
-            alias[item[2][0]] = alias[taken]
-    return Lifetimes(birth, death, alias, times)
-
-
-def moments_of(partition: Partition, groups: Groups) -> Moments:
-    """When each value is made and read last.
+def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
+    """When each value is made and read last, and which values lie over a source.
 
     Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
     """
     timeline = _Timeline(partition)
+    birth, death, splits = timeline.birth, timeline.death, partition.splits
     times: list[int] = []
-    for split, grouping in zip(partition.splits, groups.of_split, strict=True):
+    for split, grouping in zip(splits, groups.of_split, strict=True):
         times.append(timeline.start(split))
         if grouping is None:
             timeline.steps(split)
@@ -236,8 +204,15 @@ def moments_of(partition: Partition, groups: Groups) -> Moments:
         timeline.end(split)
     for output in partition.outputs:
         if output is not None:
-            timeline.death[output.storage] = END
-    return Moments(timeline.birth, timeline.death, times, timeline.inplace)
+            death[output.storage] = END
+    alias = list(range(len(partition.sizes)))
+    fed = set(partition.inputs.values())
+    for at, index, step in timeline.inplace:
+        item = splits[index].items[step]
+        taken = _takes_over(item, at, partition, birth, death, fed)
+        if taken >= 0:
+            alias[item[2][0]] = alias[taken]
+    return Lifetimes(birth, death, alias, times)
 
 
 class _Timeline:
@@ -245,7 +220,8 @@ class _Timeline:
     written before they are read.
 
     Attributes:
-        birth, death, inplace: as of `Moments`, so far.
+        birth, death: as of `Lifetimes`, so far.
+        inplace: the steps that may write over a source: their moments, splits and numbers in these.
         moment: the latest one.
     """
 

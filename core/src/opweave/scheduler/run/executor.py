@@ -107,15 +107,14 @@ class Executor:
             The outputs; without ``wait`` the `Run`, but for programs without any work, as all that they compute has no
             elements.
         """
-        if self._queued and wait and not self._on_completion_thread:
-            return self.submit(state, feeds, named, on_device).result()  # behind what was submitted before
+        if (self._queued or WORKING.active) and self._is_behind(wait):
+            return self.submit(state, feeds, named, on_device).result()
         cancels = self._cancels
         with self.lock:
             if self._ready is state and not TRACE.listening:
                 run_list = state.lists[0]
                 calls = run_list.calls
-                fed = run_list.feeds or named or feeds is not None
-                values: Sequence[tuple[Feed, Array]] = fitted(run_list, state.written, feeds, named) if fed else ()
+                values: Sequence[tuple[Feed, Array]] = fitted(run_list, state.written, feeds, named)
             else:
                 state, run_list, calls, values = self._prepare(state, feeds, named, wait)
             self._ready, ownership = None, self.ownership
@@ -161,6 +160,13 @@ class Executor:
                 # With the lock: the next run writes over them.
                 return self._outputs_now(state, run_list, on_device) if run is None else self._outputs(run)
         return self._outputs(run) if wait else run
+
+    def _is_behind(self, wait: bool) -> bool:
+        """Whether a run goes behind those that were submitted before. Raises `SchedulerError` within a run, without the
+        lock, which that run may hold."""
+        if self._on_worker:
+            self.check_caller()
+        return bool(self._queued) and wait and not self._on_completion_thread
 
     def _check(self, state: ProgramState, run_list: RunList, on_device: bool, cancels: int) -> None:
         """Raise what keeps a run from beginning. ``cancels``: how often runs were cancelled before it was asked for."""
@@ -256,8 +262,6 @@ class Executor:
                         stream.wait(end)
         for wait in run_list.before:
             wait()
-        if run_list.caller is not None:
-            run_list.caller.hold()
         return Run(state, run_list, on_device)
 
     def _outputs_now(self, state: ProgramState, run_list: RunList, on_device: bool) -> Any:

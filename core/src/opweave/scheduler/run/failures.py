@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, chain_of
 from opweave.runtime.plan import StepError
-from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
@@ -115,9 +114,6 @@ def _finish(targets: Sequence[Target]) -> list[Target]:
     """Wait for all streams; returns those whose queued work failed, first those that did not fail by waiting for
     others."""
     failed: list[tuple[bool, Target]] = []
-    for stream in [stream for target in targets for stream in target.streams]:
-        if isinstance(stream, WorkerStream):
-            stream.go_on()  # all of them first: one may wait for another one's work
     for target in targets:
         for stream in target.streams:
             stream.settle()

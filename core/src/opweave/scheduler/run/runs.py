@@ -113,11 +113,6 @@ class Run:
             record()
         self.ends = [stream.record() for stream in run_list.streams]
 
-    def help(self) -> None:
-        """Do the work of one of its streams that was kept for the calling thread."""
-        if self.run_list.caller is not None:
-            self.run_list.caller.do()
-
     def wait(self) -> None:
         """Wait for the end on all streams; raises what the first of them failed with. Where only the failed one had
         ended, others would still be working while the executor lets streams recover."""
@@ -168,12 +163,6 @@ class RunsInFlight(deque[Run]):
             if run.ended:
                 return
             error: BaseException | None = None
-            try:
-                other.help()
-            except BaseException as interrupt:  # of this thread: work that it had begun was not finished
-                with self._lock:
-                    self.settle(other, interrupt, None)
-                raise
             try:
                 other.wait()
             except Exception as failure:

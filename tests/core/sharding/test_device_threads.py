@@ -1,8 +1,7 @@
-"""The calling thread does one device's work of a run over shards, and what interrupts and errors in it lead to."""
+"""Runs over shards: each device computes in a thread of its own; what interrupts and errors there lead to."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave import processors
-from opweave.processors import NOWHERE, Apart, current_processor
 from opweave.runtime.host.device import HostDevice
 from tests.support.devices import BASIC, Separate
 from tests.support.interrupts import interrupted, needs_timer
@@ -58,38 +55,18 @@ def mlp(pair: Any, name: str) -> ow.Tensor:
     return ow.linear(ow.relu(ow.linear(ow.input(name, (ROWS, WIDTH)), w["up"])), w["down"])
 
 
-def own_of(program: ow.Program[Any]) -> Any:
-    """The device whose work the caller does."""
-    own = program.run_lists[0].caller
-    assert own is not None
-    return own.stream.device
-
-
-def test_the_caller_computes_in_place_of_one_thread(pair):
-    with ow.Scheduler(pair) as scheduler:
-        program = scheduler.build(mlp(pair, "x_own"))
-        for _ in range(3):
-            assert np.array_equal(program.run(x_own=VALUE), WANT)
-        own = own_of(program)
-        (other,) = [device for device in pair if device is not own]
-        assert own.name == program.device_of(program.partition.graph.outputs[0]).name
-        assert set(own.threads) == {threading.current_thread().name}
-        assert set(other.threads) == {f"opweave {other.name}"}
-        own.threads.clear()
-        assert np.array_equal(program.submit(x_own=VALUE).result(20), WANT)
-        assert own.threads == ["opweave runs"]
-
-
-def test_threads_do_all_work_where_runs_overlap(pair):
-    with ow.Scheduler(pair, parallel=2) as scheduler:
-        program = scheduler.build(mlp(pair, "x_overlap"))
-        for future in [program.submit(x_overlap=VALUE) for _ in range(4)]:
+@pytest.mark.parametrize("parallel", [False, 2])
+def test_each_device_computes_in_its_thread(pair, parallel):
+    with ow.Scheduler(pair, parallel=parallel) as scheduler:
+        program = scheduler.build(mlp(pair, f"x_threads{parallel}"))
+        for future in [program.submit({f"x_threads{parallel}": VALUE}) for _ in range(4)]:
             assert np.array_equal(future.result(20), WANT)
-        assert {t for device in pair for t in device.threads} == {"opweave left", "opweave right"}
+        for device in pair:
+            assert set(device.threads) == {f"opweave {device.name}"}
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_an_error_names_the_device_whoever_computes(pair, which):
+def test_an_error_names_the_device(pair, which):
     def fail() -> None:
         raise ValueError("no luck")
 
@@ -104,7 +81,7 @@ def test_an_error_names_the_device_whoever_computes(pair, which):
         assert np.array_equal(program.run({f"x_error{which}": VALUE}), WANT)
 
 
-def test_an_interrupt_of_the_caller_ends_the_run_and_says_what_is_half_written(pair):
+def test_an_interrupt_in_a_kernel_ends_the_run_and_says_what_is_half_written(pair):
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -113,11 +90,10 @@ def test_an_interrupt_of_the_caller_ends_the_run_and_says_what_is_half_written(p
         out = mlp(pair, "x_interrupt")
         program = scheduler.build([ow.assign(total, total + out), out])
         program.run(x_interrupt=VALUE)
-        own = own_of(program)
-        own.then = interrupt
+        pair[0].then = interrupt
         with pytest.raises(KeyboardInterrupt):
             program.run(x_interrupt=VALUE)
-        own.then = bool
+        pair[0].then = bool
         with pytest.raises(ow.ExecutionError, match="half written"):
             ow.read(total)
         ow.write(total, np.zeros((ROWS, WIDTH), F))
@@ -126,7 +102,7 @@ def test_an_interrupt_of_the_caller_ends_the_run_and_says_what_is_half_written(p
         assert np.array_equal(again[1], WANT)
 
 
-def test_a_run_within_the_work_of_the_caller_is_refused(pair):
+def test_a_run_within_the_work_of_a_run_is_refused(pair):
     caught: list[BaseException] = []
     with ow.Scheduler(pair) as scheduler:
         program = scheduler.build(mlp(pair, "x_within"))
@@ -137,20 +113,19 @@ def test_a_run_within_the_work_of_the_caller_is_refused(pair):
                     within()
                 caught.append(error.value)
 
-        own_of(program).then = run
+        pair[0].then = run
         assert np.array_equal(program.run(x_within=VALUE), WANT)
         assert len(caught) == 3
 
 
-def test_the_run_is_cancelled_while_the_caller_computes(pair):
+def test_the_run_is_cancelled_from_within(pair):
     with ow.Scheduler(pair) as scheduler:
         program = scheduler.build(mlp(pair, "x_cancel"))
         program.run(x_cancel=VALUE)
-        own = own_of(program)
-        own.then = scheduler.cancel
+        pair[0].then = scheduler.cancel
         with pytest.raises(ow.Cancelled):
             program.run(x_cancel=VALUE)
-        own.then = bool
+        pair[0].then = bool
         assert np.array_equal(program.run(x_cancel=VALUE), WANT)
 
 
@@ -170,31 +145,3 @@ def test_runs_go_on_after_interrupts_at_any_moment(cpus):
             scheduler.synchronize()
 
         assert interrupted(400, lambda: program.run(x_storm=VALUE), check, every=5, longest=1e-3) >= 400
-
-
-# --- processors ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system places threads itself")
-def test_a_thread_moves_off_the_processor_of_the_one_that_woke_it(monkeypatch):
-    apart, moves, usable = Apart(), [], {0, 1, 2}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, given: moves.append(set(given)))
-    here = [1]
-    monkeypatch.setattr(processors, "current_processor", lambda: here[0])
-    for processor in (NOWHERE, 0, 2):
-        apart.move_off(processor)
-        assert moves == [], "it runs elsewhere"
-    apart.move_off(1)
-    assert moves == [{0, 2}, {0, 1, 2}]
-    apart.move_off(1)
-    assert len(moves) == 2, "not at every wake"
-    apart._next, usable = 0.0, {1}
-    apart.move_off(1)
-    assert len(moves) == 2, "there is no other one"
-
-
-def test_a_thread_may_use_the_same_processors_as_before():
-    before = getattr(os, "sched_getaffinity", lambda _: None)(0)
-    Apart().move_off(current_processor())
-    assert getattr(os, "sched_getaffinity", lambda _: None)(0) == before

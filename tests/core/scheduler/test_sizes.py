@@ -1,7 +1,7 @@
-"""A graph of a known structure in new sizes is planned by a template, as it would be planned from the start.
+"""One graph in several sizes: what a scheduler has built before changes nothing of what it builds.
 
-Random graphs and models are built in several sizes by a scheduler that uses templates, and by one that looks at nothing
-which it has built before: steps, kernels, devices, bytes and results are the same.
+Random graphs and models are built in several sizes by one scheduler, and by one that looks at nothing that it has built
+before: steps, kernels, devices, bytes and results are the same.
 """
 
 from __future__ import annotations
@@ -17,21 +17,13 @@ import opweave as ow
 from benchmarks.sized_graphs import decoder, encoder, stack
 from opweave.contract.kernels import KernelTable
 from opweave.runtime.host.device import HostDevice
-from opweave.scheduler.compile.template import Outline, Template
 from tests.core.scheduler.test_reuse import COLUMNS, NODES, OPS, ROWS, names, other_kernel
 from tests.support.devices import Plain, Separate, reference_kernel
-from tests.support.noting import noted_results
 
 __all__ = ["names"]
 
 NUMBERS = count()
 F = np.float32
-
-
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Outline | None]:
-    """What templates answered, in order."""
-    return noted_results(monkeypatch, Template, "plan")
 
 
 def shown(program: ow.Program) -> list[Any]:
@@ -68,7 +60,7 @@ def random_feeds(program: ow.Program, seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("graph", [encoder, decoder, stack])
-def test_models_in_other_sizes_are_those_that_a_first_build_makes(graph, names, planned):
+def test_models_in_other_sizes_are_those_that_a_first_build_makes(graph, names):
     made = graph(3)
     if graph is decoder:
         with ow.Scheduler(names) as scheduler:
@@ -79,17 +71,6 @@ def test_models_in_other_sizes_are_those_that_a_first_build_makes(graph, names, 
             assert shown(program) == shown(first)
             feeds = random_feeds(program, size)
             assert program.run(feeds).tobytes() == first.run(feeds).tobytes()
-    assert len(planned) == 3
-    assert None not in planned
-
-
-def test_a_template_serves_all_later_sizes_and_is_made_once(planned, monkeypatch):
-    made, templates = encoder(2, 16, 2, 32), noted_results(monkeypatch, Template, "of")
-    with ow.Scheduler("cpu") as scheduler:
-        for size in range(3, 9):
-            scheduler.build(made.at(size))
-    assert len(templates) == 1
-    assert len(planned) == 5
 
 
 # --- random graphs ----------------------------------------------------------------------------------------------------
@@ -101,7 +82,7 @@ class Growing:
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
         self.seed, self.number = seed, next(NUMBERS)
-        self.device: Plain | Separate = rng.choice([Plain, Separate])(f"template{self.number}")
+        self.device: Plain | Separate = rng.choice([Plain, Separate])(f"sizes{self.number}")
         self.device.kernels = table = KernelTable("f32", "strided")
         for op in (*OPS, "clamp", "contiguous", "scale", "copy"):
             if op in OPS and rng.random() < 0.4:
@@ -112,7 +93,7 @@ class Growing:
                 table(op, inplace=rng.random() < 0.8)(reference_kernel)
         arrays = {name: np.random.default_rng(seed).integers(-2, 3, (COLUMNS, COLUMNS)).astype(F) for name in "abc"}
         self.weights = ow.weights(arrays, device=rng.choice([None, self.device]))
-        self.state = ow.state(f"template-cache-{self.number}", (ROWS, COLUMNS), fill=1, device=self.device)
+        self.state = ow.state(f"sizes-cache-{self.number}", (ROWS, COLUMNS), fill=1, device=self.device)
         self.constants = rng.random() < 0.5
 
     @staticmethod
@@ -121,8 +102,8 @@ class Growing:
 
     def outputs(self, n: int) -> list[ow.Tensor]:
         rng = random.Random(self.seed)
-        ids = ow.constant(np.arange(n)) if self.constants else ow.input(f"template-ids-{self.number}", (n,), "i64")
-        pool = [ow.input(f"template-x-{self.number}", (n, COLUMNS)), ow.constant(np.full((n, COLUMNS), 2, F))]
+        ids = ow.constant(np.arange(n)) if self.constants else ow.input(f"sizes-ids-{self.number}", (n,), "i64")
+        pool = [ow.input(f"sizes-x-{self.number}", (n, COLUMNS)), ow.constant(np.full((n, COLUMNS), 2, F))]
         cache = self.state
         for _ in range(rng.randint(2, 14)):
             t, u, w = rng.choice(pool), rng.choice(pool), self.weights[rng.choice("abc")]
@@ -134,7 +115,7 @@ class Growing:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_graphs_in_other_sizes_are_those_that_a_first_build_makes(block, planned):
+def test_random_graphs_in_other_sizes_are_those_that_a_first_build_makes(block):
     built = 0
     for seed in range(block * 40, block * 40 + 40):
         case = Growing(seed)
@@ -162,11 +143,10 @@ def test_random_graphs_in_other_sizes_are_those_that_a_first_build_makes(block, 
                     ow.write(case.state, np.ones((ROWS, COLUMNS), F))
                     results.append([*[r.tobytes() for r in one.run(feeds)], ow.read(case.state).tobytes()])
                 assert results[0] == results[1], f"seed {seed}, {n} of {sizes}"
-    assert sum(answer is not None for answer in planned) > 20, "many builds are to use templates"
     assert built > 80
 
 
-# --- what a template refuses ------------------------------------------------------------------------------------------
+# --- what differs between builds -------------------------------------------------------------------------------------
 
 
 W = ow.constant(np.eye(8, dtype=F))
@@ -178,40 +158,26 @@ def grown(rows: int, name: str, **changed: Any) -> ow.Tensor:
     return changed.get("last", ow.tanh)(y) + changed.get("other", y)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"last": ow.sigmoid}, {"other": 1.0}, {"w": W.T}, {"w": ow.input("template-w", (8, 8))}],
-    ids=["operation", "source", "view", "leaf"],
-)
-def test_another_structure_is_planned_from_the_start(changed, planned):
-    with ow.Scheduler("cpu") as scheduler:
-        scheduler.build(grown(3, "template-refused"))
-        program = scheduler.build(grown(4, "template-refused", **changed))
-        assert program.partition.graph.outputs[0].shape == (4, 8)
-    assert planned in ([], [None])
-
-
-def test_another_dtype_axis_or_constant_is_that_of_the_new_graph(planned):
+def test_another_dtype_axis_or_constant_is_that_of_the_new_graph():
     rng = np.random.default_rng(0)
     changes: list[dict[str, Any]] = [
         {}, {"dtype": "f64", "w": ow.constant(np.eye(8))}, {"axis": 0}, {"w": ow.constant(rng.random((8, 8), F))}
     ]  # fmt: skip
     with ow.Scheduler("cpu") as scheduler:
         for rows, changed in enumerate(changes, 2):
-            program = scheduler.build(grown(rows, "template-changed", **changed))
+            program = scheduler.build(grown(rows, "sizes-changed", **changed))
             x = rng.standard_normal((rows, 8)).astype(changed.get("dtype", "f32").replace("f", "float"))
             with ow.Scheduler([HostDevice()]) as host:
-                want = host.build(grown(rows, "template-changed", **changed)).run({"template-changed": x})
-            np.testing.assert_allclose(program.run({"template-changed": x}), want, rtol=1e-5, atol=1e-6)
-    assert any(planned)
+                want = host.build(grown(rows, "sizes-changed", **changed)).run({"sizes-changed": x})
+            np.testing.assert_allclose(program.run({"sizes-changed": x}), want, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pin_and_a_precision_are_not_lost(planned):
+def test_a_pin_and_a_precision_are_not_lost():
     rng = np.random.default_rng(0)
-    w = ow.weights({"template-p": rng.standard_normal((64, 64)).astype(F)})["template-p"]
+    w = ow.weights({"sizes-p": rng.standard_normal((64, 64)).astype(F)})["sizes-p"]
 
     def output(rows: int) -> ow.Tensor:
-        return ow.relu(ow.linear(ow.input("template-pinned", (rows, 64)), w))
+        return ow.relu(ow.linear(ow.input("sizes-pinned", (rows, 64)), w))
 
     host = HostDevice()
     with ow.Scheduler(["cpu", host]) as scheduler:
@@ -220,17 +186,15 @@ def test_a_pin_and_a_precision_are_not_lost(planned):
         assert scheduler.build(out, pins={out: host}).device_of(out) is host
         rough = scheduler.build(output(4), precision="bf16")
         assert rough.partition.assignment.capabilities.precisions
-        assert planned == []
         scheduler.build(output(5))
-        assert len(planned) == 1
         pinned, free = output(6), output(7)
         program = scheduler.build(pinned, pins={pinned: host, pinned.srcs[0]: host})
         assert {split.target.device for split in program.splits} == {host}
         assert scheduler.build(free).device_of(free).name == "cpu"
 
 
-def test_a_step_that_would_read_what_it_overwrites_is_refused_as_by_a_first_build(planned):
-    state = ow.state("template-overlap", (16, 4))
+def test_a_step_that_would_read_what_it_overwrites_is_refused_as_by_a_first_build():
+    state = ow.state("sizes-overlap", (16, 4))
 
     def output(rows: int) -> ow.Tensor:
         return ow.relu(ow.assign(state[8 : 8 + rows], state[8 - rows : 8]))
@@ -245,30 +209,17 @@ def test_a_step_that_would_read_what_it_overwrites_is_refused_as_by_a_first_buil
             scheduler.build(overlapping(4))
 
 
-def test_leaves_that_have_moved_are_read_where_they_are(planned):
-    weights = ow.weights({"template-moved": np.eye(4, dtype=F)})
-    w = weights["template-moved"]
+def test_leaves_that_have_moved_are_read_where_they_are():
+    weights = ow.weights({"sizes-moved": np.eye(4, dtype=F)})
+    w = weights["sizes-moved"]
 
     def output(rows: int) -> ow.Tensor:
-        return ow.relu(ow.linear(ow.input("template-m", (rows, 4)), w))
+        return ow.relu(ow.linear(ow.input("sizes-m", (rows, 4)), w))
 
     with ow.Scheduler("cpu") as scheduler:
         scheduler.build(output(2))
         scheduler.build(output(3))
         w_values = np.arange(16, dtype=F).reshape(4, 4)
-        weights.write({"template-moved": w_values})
+        weights.write({"sizes-moved": w_values})
         x = np.ones((5, 4), F)
-        np.testing.assert_allclose(scheduler.build(output(5)).run({"template-m": x}), x @ w_values.T)
-
-
-def test_a_template_of_an_older_stream_of_the_device_is_not_used(planned):
-    def output(rows: int) -> ow.Tensor:
-        return ow.relu(ow.input("template-stream", (rows, 4)))
-
-    with ow.Scheduler(["cpu", HostDevice()]) as scheduler:
-        scheduler.build(output(2))
-        assert scheduler._compute_at_once()  # as for weights in shards
-        program = scheduler.build(output(3))
-        assert planned == [None]
-        assert program.splits[0].target in scheduler._targets
-        np.testing.assert_array_equal(program.run({"template-stream": -np.ones((3, 4), F)}), np.zeros((3, 4), F))
+        np.testing.assert_allclose(scheduler.build(output(5)).run({"sizes-m": x}), x @ w_values.T)
