@@ -43,7 +43,7 @@ def test_importing_loads_no_other_package(modules):
 def test_importing_loads_no_part_that_most_programs_never_use(modules):
     parts = {name.split(".")[1] for name in modules if name.startswith("opweave.")}
     assert not parts & LATER, parts & LATER
-    assert not {f"opweave.graph.{name}" for name in ("container", "dot", "loading", "pickling", "saving")} & modules
+    assert not {f"opweave.graph.{name}" for name in ("container", "dot", "loading", "saving")} & modules
     own = {name for name in modules if name.partition(".")[0] == "opweave"}
     families = {name for name in own if name.startswith("opweave.ops.")}  # all: they make the table of operations
     assert len(own - families) < 90

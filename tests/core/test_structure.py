@@ -24,6 +24,56 @@ CIRCLES = {
 """Modules that name each other, most of them in annotations only: what a device, its streams and its memory are, and
 what a tensor is. Take out what no longer does; nothing is added."""
 
+LATE = {
+    # What most programs never do: files of graphs, weights that change, arrays of other libraries, quantized values.
+    "graph.graph": "graph.dot graph.loading graph.saving",
+    "leaf_memory": "runtime.host.regions",
+    "leaves": "dlpack leaf_updates sharding.placing",
+    "ops.blocks": "ops.codebook_blocks",
+    "ops.encoding": "ops.codebook_encoding",
+    "ops.indexing": "ops.blocks",
+    "ops.operands": "ops.blocks warning",
+    "ops.quantization": "ops.blocks ops.encoding",
+    "runtime.host.storage": "runtime.host.regions",
+    "runtime.stream": "runtime.functional",
+    # What is needed when plugins are looked for, one of them fails, or a file is shown to the hooks.
+    "opweave": "packages",
+    "cli.combinations": "combined",
+    "errors": "difflib",
+    "formats.hooks": "formats.gguf formats.safetensors",
+    "progress": "rich.console rich.progress",
+    "registry.discovery": "importlib.metadata packaging.requirements",
+    "registry.hooks": "pluggy registry.hookspecs",
+    "registry.isolation": "hashlib json runtime.host.cache signal subprocess tempfile",
+    "registry.loading": "registry.variants traceback",
+    "registry.measured": "hashlib json runtime.host.cache runtime.host.cores",
+    # What the first build needs, and passes that few graphs need.
+    "scheduler.builder": "scheduler.place.strategy scheduler.plan.collectives scheduler.plan.recompute sharding.split",
+    "scheduler.compile.reuse": "scheduler.compile.template",
+    "scheduler.place.arguments": "scheduler.place.strategy",
+    "scheduler.place.assign": "scheduler.place.boundaries scheduler.place.memory",
+    "scheduler.place.target": "runtime.host.cores",
+    "scheduler.plan.partition": "scheduler.plan.collectives",
+    "scheduler.scheduler": "scheduler.builder scheduler.place.capabilities sharding.placing",
+    # What is asked of a program, and what happens when a run is submitted, traced or fails.
+    "scheduler.explain.page": "jinja2",
+    "scheduler.program": "scheduler.explain.prediction scheduler.explain.report scheduler.run.observers "
+    "scheduler.run.warm",
+    "scheduler.run.executor": "futures scheduler.run.failures scheduler.run.trace",
+    "scheduler.run.runs": "scheduler.run.failures",
+}
+"""Module -> what it imports within functions, so that ``import opweave``, or the first build, does not pay for it. All
+together would take 90 ms; each takes 0.3 ms (`warning`) to 9 ms (`scheduler.plan.collectives`)."""
+
+
+def modules() -> dict[str, Path]:
+    """The modules of the core by name."""
+    paths = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
+
 
 def imports_of(module: str, path: Path, known: set[str]) -> set[str]:
     """The modules of the core that a module imports anywhere in its text."""
@@ -49,10 +99,7 @@ def reached(start: str, imports: dict[str, set[str]]) -> set[str]:
 
 
 def test_modules_name_each_other_in_no_further_circle():
-    paths = {}
-    for path in ROOT.rglob("*.py"):
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    paths = modules()
     imports = {module: imports_of(module, path, set(paths)) for module, path in paths.items()}
     ways = {module: reached(module, imports) for module in paths}
     circles = {
@@ -61,6 +108,23 @@ def test_modules_name_each_other_in_no_further_circle():
         if module in ways[module]
     }
     assert circles == CIRCLES
+
+
+def test_functions_import_what_start_up_does_not_pay_for():
+    paths = modules()
+    late: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        functions = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
+        for node in [node for function in functions for node in ast.walk(function)]:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                inner = {name: f"{node.module}.{name}" for name in names}
+                names = [inner[name] if inner[name] in paths else str(node.module) for name in names]
+            if names:
+                late.setdefault(module.removeprefix("opweave."), set()).update(
+                    [name.removeprefix("opweave.") for name in names]
+                )
+    assert {module: " ".join(sorted(names)) for module, names in late.items()} == LATE
 
 
 def test_the_contract_can_be_read_in_one_sitting():

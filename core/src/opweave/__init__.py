@@ -7,6 +7,7 @@
 from typing import TYPE_CHECKING, Any
 
 from opweave import names, ops
+from opweave.lazy import later
 from opweave.names import *
 from opweave.ops import *
 
@@ -63,14 +64,12 @@ if not TYPE_CHECKING:  # see opweave.ops
     __all__ = sorted(_names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
+_find = later(__name__, _LATER)
+
+
 def __getattr__(name: str) -> Any:
     if home := _MOVED.get(name):
         from opweave.packages import pip_install
 
         raise AttributeError(f"opweave.{name} is {home} now: {pip_install(home.partition('.')[0].replace('_', '-'))}")
-    if name not in _LATER:
-        raise AttributeError(f"module 'opweave' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+    return _find(name)

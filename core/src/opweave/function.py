@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, overload
@@ -22,6 +23,7 @@ from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import Where
 from opweave.scheduler.program import Array, R_co
+from opweave.warning import warn_of_f64
 
 if TYPE_CHECKING:
     from opweave.graph.precision import Precision
@@ -69,8 +71,6 @@ class Function(Generic[R_co]):
         self._latest: Program | None = None  # the latest that was called, which is last in `_programs`
         self._signature: Any = None
         if callable(target):
-            import inspect
-
             self._signature = inspect.signature(target)
             self.__doc__ = target.__doc__
             self.__wrapped__ = target
@@ -167,8 +167,6 @@ class Function(Generic[R_co]):
         arguments = dict(bound.arguments)
         for name, (_, dtype) in shapes.items():
             if dtype == np.float64:
-                from opweave.warning import warn_of_f64
-
                 warn_of_f64(f"the array for {name!r} of {self!r}")
         for name, (shape, dtype) in shapes.items():
             arguments[name] = input(name, shape, as_dtype(dtype))

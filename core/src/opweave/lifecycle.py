@@ -13,6 +13,7 @@ shutdown, finalisers do nothing. A ``with`` block over a scheduler that an excep
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 from collections.abc import Iterable
@@ -99,8 +100,6 @@ def keep_forever(things: Iterable[object]) -> None:
     kept = list(things)
     if not kept:
         return
-    import ctypes
-
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 

@@ -7,6 +7,7 @@ moves them, because neither of them runs for long. On processors of their own th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -52,8 +53,6 @@ def current_processor() -> int:
 @cache
 def _finder() -> Callable[[], int]:
     if sys.platform == "linux":
-        import ctypes
-
         with suppress(OSError, AttributeError):
             found = ctypes.PyDLL(None).sched_getcpu  # keeps the interpreter's lock: 0.1 us
             found.argtypes = ()

@@ -22,6 +22,7 @@ from opweave.graph.opdef import OPS
 from opweave.runtime.device import Device
 from opweave.runtime.functional import FunctionCall
 from opweave.runtime.stream import Stream
+from opweave.sharding.placing import shares_by_device
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Step
@@ -54,8 +55,6 @@ def combine(devices: Sequence[str | Device] | Mapping[str | Device, float]) -> C
             is no positive number; or the same members are combined in other shares already.
         LifetimeError: a combination of members that were unloaded meanwhile has that name, and is in use.
     """
-    from opweave.sharding.placing import shares_by_device
-
     given, shares = shares_by_device("combine()", devices)
     members = tuple([registry.device(d) if isinstance(d, str) else d for d in given])
     if len(set(members)) < 2 or len(set(members)) < len(members):

@@ -11,7 +11,7 @@ finished methods too; they lie in `opweave.runtime`, which need not be read, and
 else.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opweave.contract.backend import Backend, Features, SetThreads
 from opweave.contract.collectives import Collectives, CollectiveSupport
@@ -21,6 +21,7 @@ from opweave.contract.step import Arg, Call, Group, Single, Step, first_equals
 from opweave.contract.stream import Launch, Range
 from opweave.contract.transfers import Rows, flat_rows
 from opweave.contract.tunable import NEVER, Limit, Limits, Tunable
+from opweave.lazy import later
 
 if TYPE_CHECKING:
     from opweave.runtime.buffer import Buffer, MultiBuffer
@@ -49,15 +50,8 @@ _RUNTIME = {
     "Buffer": "buffer", "BufferType": "memory", "Device": "device", "Event": "event", "MultiBuffer": "buffer",
     "Offloading": "offload", "Plan": "plan", "StepError": "plan", "Stream": "stream", "Structure": "listing",
     "WorkerStream": "worker", "check_threads": "checks", "flops": "offload", "mapped": "transfers", "pointwise_groups":
-    "fusion",
-    "structure_of": "listing",
+    "fusion", "structure_of": "listing",
 }  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _RUNTIME:
-        raise AttributeError(f"module 'opweave.contract' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(f"opweave.runtime.{_RUNTIME[name]}"), name)
-    return value
+# They build on these modules.
+__getattr__ = later(__name__, {name: f"opweave.runtime.{home}" for name, home in _RUNTIME.items()})

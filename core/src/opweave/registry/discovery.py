@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, NamedTuple
 
 from opweave.errors import Broken, Incompatible, Unavailable
@@ -192,7 +193,6 @@ def from_file(file: str | os.PathLike[str]) -> Plugin:
 
 
 def _run_file(stem: str, path: str) -> object:
-    from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     name, file, inside = f"opweave_backend_{stem}", path, None
     if path.endswith(tuple(EXTENSION_SUFFIXES)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import parse_qsl
 
 from opweave.errors import Broken
 
@@ -79,8 +80,6 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Param]]:
     Raises:
         ValueError: a parameter without ``=``, without a name, or given twice.
     """
-    from urllib.parse import parse_qsl
-
     name, separator, query = spec.partition("?")
     params: dict[str, Param] = {}
     for part in query.split("&") if separator else ():

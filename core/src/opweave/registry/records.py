@@ -7,14 +7,13 @@ import enum
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable, UnknownNameError
 from opweave.registry.naming import canonical
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from opweave.contract.backend import Backend
     from opweave.graph.opdef import OpDef
     from opweave.runtime.device import Device
@@ -137,8 +136,6 @@ def format_of(path: str | os.PathLike[str], known: Sequence[FileFormat]) -> File
         UnknownNameError: none of them fits.
         OSError: the file cannot be read.
     """
-    from pathlib import Path
-
     file = Path(path)
     with file.open("rb") as opened:
         head = opened.read(64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from ctypes import c_ubyte
 from functools import partial
 from itertools import accumulate, pairwise
 from sys import is_finalizing
@@ -349,8 +350,6 @@ class Buffer:
             self.check(offset, span(shape, strides, dtype if dtype.block == 1 else u8))
             if self.address is None or not self.space.host:
                 raise LayoutError(f"the process cannot address {self!r}; download it") from None
-            from ctypes import c_ubyte
-
             memory = memoryview((c_ubyte * self.size).from_address(self.address))
             return np.ndarray(shape, dtype.numpy, memory, offset, strides)
 

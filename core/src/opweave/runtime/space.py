@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import is_
 from threading import local
 from typing import TYPE_CHECKING, Final
 from weakref import ref
@@ -10,10 +12,12 @@ from opweave.concurrency import Lock
 from opweave.lifecycle import start_exit_thread
 
 if TYPE_CHECKING:
-    from opweave.contract.memory import MemorySpace
+    from opweave.contract.memory import MemorySpace, Usage
+    from opweave.graph.leaf import Location
+    from opweave.graph.tensor import Tensor
     from opweave.runtime.stream import Stream
 
-__all__ = ["CHANGES", "WORKING", "add_queue", "settle", "unfinished_streams"]
+__all__ = ["CHANGES", "WORKING", "Placements", "add_queue", "settle", "unfinished_streams"]
 
 
 class Changes:
@@ -35,6 +39,37 @@ class Changes:
 
 CHANGES: Final = Changes()
 """The changes of this process."""
+
+
+class Placements:
+    """The memory of leaves, and its usage, at the time when this object is made.
+
+    Attributes:
+        seen: the change after which this was last known to hold (`CHANGES`).
+    """
+
+    __slots__ = ("_known", "_leaves", "seen")
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.seen = CHANGES.latest
+        self._leaves: Final = [t.leaf for t in tensors if t.leaf is not None and t.leaf.kind != "input"]
+        self._known: Final = self._look()
+
+    def hold(self) -> bool:
+        """Whether nothing has changed. Leaves are only checked after a change of the leaves of any program."""
+        latest = CHANGES.latest
+        if latest is not self.seen:
+            if not all(map(is_, self._look(), self._known)):
+                return False
+            self.seen = latest
+        return True
+
+    def _look(self) -> list[Location | Usage | None]:
+        found: list[Location | Usage | None] = []
+        for leaf in self._leaves:
+            placement = leaf.placement
+            found += (placement, None if placement is None else placement.buffer.usage)
+        return found
 
 
 _QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never modified: finalisers read it without a lock

@@ -2,8 +2,9 @@
 (splits, copies, memory), `compile` (calls), `run`; `explain` says what came of it. `Scheduler` owns devices and
 programs, `Builder` calls the passes, `Program` is what they give."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from opweave.lazy import later
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.splits import Copy, Split
 from opweave.scheduler.program import PlannedGraph, Program
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CAUSES", "Copy", "Explanation", "MemoryUse", "PlannedGraph", "Program", "Scheduler", "Split"]
 
-
-_LATER = {"CAUSES": "opweave.scheduler.place.assign", "Explanation": "opweave.scheduler.explain.report"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'opweave.scheduler' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+__getattr__ = later(
+    __name__, {"CAUSES": "opweave.scheduler.place.assign", "Explanation": "opweave.scheduler.explain.report"}
+)

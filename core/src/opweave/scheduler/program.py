@@ -18,8 +18,7 @@ from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.host.storage import Adopted, bind_read
-from opweave.runtime.space import CHANGES
-from opweave.scheduler.compile.placements import Placements
+from opweave.runtime.space import CHANGES, Placements
 from opweave.scheduler.compile.reuse import EarlierProgram
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.allocate import allocate, memory_use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -30,8 +31,6 @@ _STATUS: Final[dict[State, Literal["ok", "slow", "wrong"]]] = {
 
 def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
     """The diagnoses of the core and of all plugins, each with the name of its plugin. Loads all plugins."""
-    import sys
-
     if not any(name == "opweave" for name, _ in registry.hooks.implementers("opweave_doctor")):
         registry.hooks.register(sys.modules[__name__], "opweave")
     return registry.diagnose()

@@ -6,6 +6,7 @@ microseconds, counters (``"C"``) and names of threads (``"M"``).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,5 @@ def trace(path: str | os.PathLike[str] | None = None, *, steps: bool = False) ->
     finally:
         TRACE.detailed = before
         if path is not None:
-            import json
-
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(timeline.to_json(), file)

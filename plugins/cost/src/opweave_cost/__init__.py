@@ -4,7 +4,9 @@
 figures. With this package installed, ``opweave.Scheduler(placement="cost")`` and ``Program.predicted`` work.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from opweave.lazy import later
 
 if TYPE_CHECKING:
     from opweave_cost.autotune import tune as tune
@@ -15,18 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["measure_steps", "profile", "simulate", "tune"]
 
 # The hooks of this package are imported by commands that never measure.
-_LATER = {
+_HOMES = {
     "measure_steps": "opweave_cost.step_times",
     "profile": "opweave_cost.store",
     "simulate": "opweave_cost.simulation",
     "tune": "opweave_cost.autotune",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'opweave_cost' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+__getattr__ = later(__name__, _HOMES)

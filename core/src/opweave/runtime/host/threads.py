@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Latch, Lock, start_thread
 from opweave.errors import PluginError
+from opweave.futures import Task
 from opweave.lifecycle import notify_after_fork
 from opweave.processors import Apart, current_processor
 from opweave.runtime.checks import check_threads
@@ -19,8 +20,6 @@ from opweave.runtime.host.cores import usable_cores
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from opweave.futures import Task
 
     _Order = tuple[Task[Any], int]  # a job, and the processor of the thread that gave it
 
@@ -120,8 +119,6 @@ class ThreadPool:
             for job in jobs:
                 job()
             return
-        from opweave.futures import Task  # importing opweave must not pay for it
-
         queue = self._tasks or self._start()
         tasks = [Task(job) for job in jobs[1:]]
         try:
@@ -148,8 +145,6 @@ class ThreadPool:
         given other jobs, and has it end such waiting. All jobs lent share one ``recall``.
         """
         if self.size > 1 and not self._closed:
-            from opweave.futures import Task  # importing opweave must not pay for it
-
             self._recall = recall
             (self._tasks or self._start()).put((Task(job), current_processor()))
 

@@ -26,12 +26,14 @@ from opweave.runtime.host.storage import (
     bind_selected_copy,
     bind_write,
 )
+from opweave.runtime.host.sums import bind_collective
 from opweave.runtime.plan import Plan
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.bind import operands
 from opweave.scheduler.compile.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.compile.launch import bind_launch
+from opweave.scheduler.compile.listing import Lister
 from opweave.scheduler.compile.run_list import Action, CallList, Feed, Fetch, RunList, unread
 from opweave.scheduler.plan.fuse import bound_step
 from opweave.scheduler.plan.splits import StorageView
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from opweave.runtime.buffer import Buffer
     from opweave.runtime.event import Event
     from opweave.scheduler.compile.bind import Bindings
-    from opweave.scheduler.compile.listing import Lister
     from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.fuse import Groups
@@ -139,8 +140,6 @@ class _Lowering:
         self.entries: list[_Entry] = []
         self.lister: Lister | None = None
         if numbered:
-            from opweave.scheduler.compile.listing import Lister  # most devices compile no groups
-
             self.lister = Lister(partition, groups, bindings)
         # Reads of leaves need no order, unless something writes into the same memory.
         self.leaves_matter: Final = bool(partition.placed) or bool(states)
@@ -257,8 +256,6 @@ class _Lowering:
 
     def _bind_exchange(self, copy: Copy, stream: Stream) -> tuple[Call, bool]:
         """A collective, or the share of a device in it."""
-        from opweave.runtime.host.sums import bind_collective  # most programs have no weights in shards
-
         parts = [self.arg(view) for view in (copy.src, *copy.terms, copy.bias) if view is not None]
         assert copy.kind is not None
         return bind_collective(copy.kind, copy.provider, stream, [self.arg(view) for view in copy.writes], parts)

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from opweave.units import human_bytes, human_time
+
 if TYPE_CHECKING:
     from os import PathLike
 
@@ -24,8 +26,6 @@ def render(template: str, **values: Any) -> str:
     """A page from a template of this folder. ``base.html.j2`` is what all have in common."""
     # Local: importing opweave must not pay for it.
     from jinja2 import Environment, FileSystemLoader
-
-    from opweave.units import human_bytes, human_time
 
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opweave import registry
 from opweave.contract.device import Kind
 from opweave.contract.memory import HOST_SPACE
+from opweave.scheduler.explain.prediction import find_predictor
 from opweave.scheduler.place.target import unbound_step
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ def _weight_type(node: Tensor) -> str:
 def _is_faster(other: Device, device: Device, dtype: str) -> bool:
     """Whether ``other`` is faster: by profiles (of ``opweave-cost``), if both have one; else an accelerator with memory
     of its own is."""
-    from opweave.scheduler.explain.prediction import find_predictor  # importing opweave must not pay for it
-
     if other.kind is Kind.HOST or other.simulated:
         return False
     known = find_predictor()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.explain.page import COLOURS, MOST_NODES, Report, render
+from opweave.scheduler.explain.remarks import remarks as remarks_on
 from opweave.scheduler.place.assign import CAUSES
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.allocate import lifetimes
@@ -251,8 +252,6 @@ def explain(
         stream = used_target.stream
         if left := (stream.inner if isinstance(stream, WorkerStream) else stream).uncancellable():
             lines.append(f"cancelling on {used_target.name}: {left}")
-    from opweave.scheduler.explain.remarks import remarks as remarks_on  # most programs have none
-
     whole = remarks_on(partition)
     if whole:
         lines += ["remarks:", *(f"    {remark}" for remark in whole)]

@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from opweave.scheduler.place.optimize import Problem, solve
+
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.capabilities import Capabilities
@@ -251,8 +253,6 @@ class _Region:
 
     def solved(self, nodes: Iterable[Tensor]) -> dict[Tensor, int]:
         """The nodes of the region that move, and where to."""
-        from opweave.scheduler.place.optimize import Problem, solve  # most graphs cross nowhere
-
         for node in [node for node in nodes if node in self.values]:
             if node in self.target_of:
                 self._add(node)
