@@ -49,7 +49,6 @@ LATE = {
     "registry.measured": "hashlib json runtime.host.cache runtime.host.cores",
     # What the first build needs, and passes that few graphs need.
     "scheduler.builder": "scheduler.place.strategy scheduler.plan.collectives scheduler.plan.recompute sharding.split",
-    "scheduler.compile.reuse": "scheduler.compile.template",
     "scheduler.place.arguments": "scheduler.place.strategy",
     "scheduler.place.assign": "scheduler.place.boundaries scheduler.place.memory",
     "scheduler.place.target": "runtime.host.cores",
