@@ -1,15 +1,14 @@
-"""What opweave costs beside eager torch, with the same kernels of torch on both sides.
+"""What opweave costs beside eager torch, with the same kernels of torch on both sides, on ``torch:cpu``. (What it
+costs on a card, ``benchmarks/gpu.py`` measures.)
 
-On ``torch:cpu`` and, where there is one, ``torch:cuda:0``: the contestants take turns in one process, 30 pairs, and the
-figure of each is its fastest sample.
+The contestants take turns in one process, 30 pairs, and the figure of each is its fastest sample.
 
 - chains of additions of 16 floats, an MLP, a transformer block: ``program.run({x: array})``, which feeds one input and
   returns a new array, beside the same operations in eager torch under ``inference_mode``;
-- on CUDA also beside a ``torch.cuda.graph`` captured by hand;
 - sharing: a chain that changes between ``cpu`` and ``torch:cpu`` every 5 nodes beside the same chain on ``torch:cpu``,
   per change of device.
 
-Targets: 1.02 times eager torch, 0.8 for the chain; 1.05 times a CUDA graph; 5 µs a change of device.
+Targets: 1.02 times eager torch, 0.8 for the chain; 5 µs a change of device.
 """
 
 from __future__ import annotations
@@ -88,35 +87,13 @@ def opweave_run(job: Job, device: str) -> Callable[[], Array]:
     return partial(program.run, {x: job.x})
 
 
-def eager_run(job: Job, target: str) -> Callable[[], Array]:
+def eager_run(job: Job) -> Callable[[], Array]:
     """Feeding and fetching included, as on the other side: a tensor over the fed array, an array over the result."""
-    weights = {name: torch.from_numpy(array).to(target) for name, array in job.arrays.items()}
+    weights = {name: torch.from_numpy(array) for name, array in job.arrays.items()}
 
     def run() -> Array:
         with torch.inference_mode():
-            return job.theirs(torch.from_numpy(job.x).to(target), weights).cpu().numpy()  # type: ignore[no-any-return]
-
-    return run
-
-
-def graph_run(job: Job, target: str) -> Callable[[], Array]:
-    """The whole computation as one CUDA graph, captured by hand."""
-    weights = {name: torch.from_numpy(array).to(target) for name, array in job.arrays.items()}
-    fed = torch.from_numpy(job.x).to(target)
-    with torch.inference_mode():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                job.theirs(fed, weights)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            result = job.theirs(fed, weights)
-
-    def run() -> Array:
-        fed.copy_(torch.from_numpy(job.x))
-        graph.replay()
-        return result.cpu().numpy()  # type: ignore[no-any-return]
+            return job.theirs(torch.from_numpy(job.x), weights).numpy()  # type: ignore[no-any-return]
 
     return run
 
@@ -137,21 +114,19 @@ def alternating_run(nodes: int, every: int) -> tuple[Callable[[], Array], int]:
 # --- the comparison -------------------------------------------------------------------------------------------------
 
 
-def compare(report: Report, job: Job, limit: float, device: str, target: str, samples: int) -> None:
+def compare(report: Report, job: Job, limit: float, samples: int) -> None:
     """``limit``: how long ours may take, in times of eager torch."""
-    contestants = {"opweave": opweave_run(job, device), "eager": eager_run(job, target)}
-    if target != "cpu":
-        contestants["graph"] = graph_run(job, target)
+    contestants = {"opweave": opweave_run(job, "torch:cpu"), "eager": eager_run(job)}
     expected = contestants["eager"]()
     for name, run in contestants.items():
         np.testing.assert_allclose(run(), expected, rtol=1e-4, atol=1e-4, err_msg=f"{name} computes something else")
     times = interleaved(contestants, samples, sample_seconds=3e-3)
     best = {name: min(seconds) for name, seconds in times.items()}
-    ratios = {f"over_{name}": best["opweave"] / t for name, t in best.items() if name != "opweave"}
-    report.row(job=job.name, device=device, **{f"{n}_us": t * 1e6 for n, t in best.items()}, **ratios)
-    report.target(f"{job.name} on {device} / eager torch", ratios["over_eager"], limit, "times")
-    if "over_graph" in ratios:
-        report.target(f"{job.name} on {device} / CUDA graph", ratios["over_graph"], 1.05, "times")
+    ratio = best["opweave"] / best["eager"]
+    report.row(
+        job=job.name, device="torch:cpu", **{f"{n}_us": t * 1e6 for n, t in best.items()}, over_eager=ratio
+    )  # fmt: skip
+    report.target(f"{job.name} on torch:cpu / eager torch", ratio, limit, "times")
 
 
 def sharing(report: Report, nodes: int, samples: int) -> None:
@@ -174,12 +149,8 @@ def main() -> None:
         (mlp(32, (784, 512, 512, 10), TORCH), 1.02),
         (transformer_block(128, 384, 12), 1.02),
     ]
-    sides = [("torch:cpu", "cpu")]
-    if torch.cuda.is_available():
-        sides.append(("torch:cuda:0", "cuda:0"))
-    for device, target in sides:
-        for job, limit in jobs:
-            compare(report, job, limit, device, target, samples)
+    for job, limit in jobs:
+        compare(report, job, limit, samples)
     sharing(report, 100 if given.quick else 1000, samples)
     report.finish("Program.run beside eager torch (fastest samples)")
 
