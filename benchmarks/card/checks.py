@@ -29,7 +29,7 @@ def devices(context: Context) -> None:
     """What is there, what works, what the doctor says."""
     from benchmarks.card.hardware import hardware
     from opweave.cli.devices import collect
-    from opweave.registry import REGISTRY
+    from opweave.registry import REGISTRY, State
     from opweave.tools.doctor import diagnose
 
     ow.device(context.device)  # raises why it cannot be used
@@ -40,7 +40,7 @@ def devices(context: Context) -> None:
         for problem in problems if found["name"] == context.device else ():
             context.failure(found["name"], problem)
     for record in ow.plugins():
-        if not record.devices:
+        if not record.devices and record.state is not State.READY:
             context.row("plugins without devices", plugin=record.name, state=record.state.value, why=str(record.error))
     for plugin, diagnosis in diagnose(REGISTRY):
         if diagnosis.status != "ok":

@@ -14,8 +14,8 @@ _TEMPLATE: Final = """<!doctype html>
  body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #1c2128 }
  table { border-collapse: collapse; margin: .6em 0 1.2em; display: block; overflow-x: auto }
  th, td { padding: .2em .7em; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top }
- th { font-weight: 600; background: #f6f8fa } td:first-child, th:first-child { text-align: left }
- td.text { text-align: left; max-width: 42em; overflow-wrap: anywhere }
+ th { font-weight: 600; background: #f6f8fa } td:first-child { white-space: nowrap }
+ .text, td:first-child, th:first-child { text-align: left; max-width: 42em; overflow-wrap: break-word }
  h2 { margin-top: 2em; border-bottom: 2px solid #d8dee4 } h3 { margin-bottom: 0 }
  .passed { color: #1a7f37 } .failed, .crashed, .timed-out { color: #cf222e; font-weight: 600 }
  .not-here, .not-reached, .waiting, .running { color: #7d4e00 }
@@ -34,7 +34,8 @@ _TEMPLATE: Final = """<!doctype html>
 {% if part.failures %}<h3>Failures</h3><table>{% for failure in part.failures %}<tr><td>{{ failure.what }}</td>
 <td class="text">{{ failure.why }}</td></tr>{% endfor %}</table>{% endif %}
 {% for title, columns, rows in part.tables %}<h3>{{ title }}</h3><table><tr>
-{% for column in columns %}<th>{{ column | replace('_', ' ') }}</th>{% endfor %}</tr>
+{% for column in columns %}<th{% if rows[0][loop.index0].is_text %} class="text"{% endif %}>
+{{ column | replace('_', ' ') }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>{% for cell in row %}<td{% if cell.is_text %} class="text"{% endif %}>{{ cell.text }}</td>
 {% endfor %}</tr>{% endfor %}</table>{% endfor %}
 {% if part.log %}<h3>The end of its output</h3><pre>{{ part.log }}</pre>{% endif %}

@@ -154,6 +154,16 @@ def test_limits_are_those_of_a_run_of_eight_minutes():
     assert gpu.PARTS[-1].fills
 
 
+def test_a_sample_of_the_suite_takes_the_time_that_is_left(results):
+    """It ends by itself, in the middle of a check if need be, and says how far it came."""
+    sample = next(one for one in gpu.PARTS if one.name == "sample")
+    status, found = results(sample._replace(workers=2), minutes=0.25, arguments=())
+    assert (status, found["sample"]["status"]) == (0, "passed")
+    rows = [row for row in found["sample"]["rows"] if row["level"] == 2]
+    assert len(rows) == 2
+    assert all(0 <= row["performed"] < row["checks"] for row in rows)
+
+
 @pytest.mark.timeout(250)
 def test_the_stand_in_goes_the_whole_way(results):
     """Every part in its shortest form, in as many processes: nothing is run for the first time on a card."""
