@@ -175,23 +175,14 @@ def conv3d(
 
 def _transpose_infer(op: str, rank: int) -> Infer:
     def infer(
-        x: Tensor,
-        w: Tensor,
-        b: Tensor | None = None,
-        *,
-        stride: Shape,
-        padding: Shape,
-        output_padding: Shape,
-        groups: int,
-        dilation: Shape,
+        x: Tensor, w: Tensor, b: Tensor | None = None, *, groups: int, padding: Shape, **window: Shape
     ) -> tuple[Shape, DType]:
         if x.ndim != rank + 2 or w.ndim != rank + 2 or x.shape[1] != w.shape[0] or w.shape[0] % groups:
             shapes = "x (batch, in, ...) and weights (in, out / groups, ...)"
             raise misfit(op, f"{shapes}, {rank} axes behind those of the channels, {groups} groups of them", x, w)
         channels = w.shape[1] * groups
         check_shape_of(op, "the bias", b, (channels,), "one number a channel")
-        sizes = zip(x.shape[2:], w.shape[2:], stride, padding, output_padding, dilation, strict=True)
-        lengths = tuple([(n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, k, s, p, extra, d in sizes])
+        lengths = tuple([n - 2 * p for n, p in zip(_extents(x.shape[2:], w.shape[2:], **window), padding, strict=True)])
         if min(lengths) < 1 or min(*w.shape[2:], *x.shape[2:]) < 1:
             raise ShapeError(f"{op}: nothing is left by padding {padding} of {x.describe()}, weights {w.describe()}")
         return (x.shape[0], channels, *lengths), x.dtype
@@ -199,29 +190,22 @@ def _transpose_infer(op: str, rank: int) -> Infer:
     return infer
 
 
-def _transposed(
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    stride: Shape,
-    padding: Shape,
-    output_padding: Shape,
-    groups: int,
-    dilation: Shape,
-) -> Array:
+def _extents(lengths: Shape, kernel: Shape, *, stride: Shape, dilation: Shape, output_padding: Shape) -> list[int]:
+    """Lengths of the axes of the result before its padding is cut off."""
+    axes = zip(lengths, kernel, stride, dilation, output_padding, strict=True)
+    return [(n - 1) * s + d * (k - 1) + 1 + extra for n, k, s, d, extra in axes]
+
+
+def _transposed(x: Array, w: Array, b: Array | None = None, *, groups: int, padding: Shape, **window: Shape) -> Array:
     kernel, spatial = w.shape[2:], x.shape[2:]
-    extents = [
-        (n - 1) * s + d * (k - 1) + 1 + extra
-        for n, k, s, d, extra in zip(spatial, kernel, stride, dilation, output_padding, strict=True)
-    ]
+    extents = _extents(spatial, kernel, **window)
     full = np.zeros((x.shape[0], groups, w.shape[1], *extents))
     xs = wide(x).reshape(x.shape[0], groups, -1, *spatial)
     ws = wide(w).reshape(groups, -1, *w.shape[1:])
     for place in product(*map(range, kernel)):
         reach = [
             slice(k * d, k * d + (n - 1) * s + 1, s)
-            for k, d, n, s in zip(place, dilation, spatial, stride, strict=True)
+            for k, d, n, s in zip(place, window["dilation"], spatial, window["stride"], strict=True)
         ]
         to: Any = (..., *reach)
         of: Any = (..., *place)
@@ -235,6 +219,7 @@ def _define_transposed(op: str, rank: int) -> OpDef:
     return OpDef(
         op,
         infer=_transpose_infer(op, rank),
+        attributes=("dilation", "output_padding", "stride"),
         reference=_transposed,
         flops=lambda out: 2 * out.srcs[0].size * prod(out.srcs[1].shape[1:]),
         formula="y[n, o, j] = Σ_{c, i, k: stride · i + dilation · k − padding = j} x[n, c, i] · w[c, o, k] + b[o]",
@@ -248,22 +233,9 @@ CONV_TRANSPOSE1D: Final = _define_transposed("conv_transpose1d", 1)
 CONV_TRANSPOSE2D: Final = _define_transposed("conv_transpose2d", 2)
 
 
-def _build_transposed(
-    op: OpDef,
-    rank: int,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: Any,
-    dilation: Any,
-) -> Tensor:
+def _build_transposed(op: OpDef, rank: int, x: Any, weight: Any, bias: Any, groups: Any, **window: Any) -> Tensor:
     name = op.name
-    attrs = window_attrs(
-        name, rank, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation
-    ) | {"groups": as_lengths(name, "groups", groups, 1)[0]}
+    attrs = window_attrs(name, rank, **window) | {"groups": as_lengths(name, "groups", groups, 1)[0]}
     for extra, s, d in zip(attrs["output_padding"], attrs["stride"], attrs["dilation"], strict=True):
         if extra >= max(s, d):
             raise ShapeError(f"{name}: output_padding {extra} must be below stride {s} or dilation {d}")
@@ -286,7 +258,8 @@ def conv_transpose1d(
 
     Shapes: x (batch, in, length) or (in, length), weight (in, out / groups, k).
     """
-    return _build_transposed(CONV_TRANSPOSE1D, 1, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    window = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    return _build_transposed(CONV_TRANSPOSE1D, 1, x, weight, bias, groups, **window)
 
 
 @builds(CONV_TRANSPOSE2D)
@@ -321,7 +294,8 @@ def conv_transpose2d(
         ShapeError: shapes that do not fit, an empty result, arguments that are no such integers.
         DTypeError: a quantized operand.
     """
-    return _build_transposed(CONV_TRANSPOSE2D, 2, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    window = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    return _build_transposed(CONV_TRANSPOSE2D, 2, x, weight, bias, groups, **window)
 
 
 # --- columns --------------------------------------------------------------------------------------------------------

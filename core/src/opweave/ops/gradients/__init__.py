@@ -7,22 +7,20 @@ operations. A gradient builds the gradients of all sources; nodes that are not n
 from opweave.ops.gradients import (
     attention,
     convolution,
-    linalg,
     linear_attention,
     matmul,
     movement,
     normalization,
     reduction,
     rope,
-    sparse_attention,
     state_space,
 )
 from opweave.ops.gradients.rules import gradient_of
 from opweave.ops.pointwise import no_gradient
 
 __all__ = [
-    "attention", "convolution", "linalg", "linear_attention", "matmul", "movement", "normalization",
-    "reduction", "rope", "sparse_attention", "state_space",
+    "attention", "convolution", "linear_attention", "matmul", "movement", "normalization",
+    "reduction", "rope", "state_space",
 ]  # fmt: skip
 
 gradient_of("full", "arange", "uniform", "normal", "quantize", "dequantize")(no_gradient)

@@ -1,5 +1,5 @@
-"""The gradients of attention and of its gradient, which compute the weights of the values again, because the forward
-operation does not return them."""
+"""The gradients of attention, of its gradient and of sparse attention, which compute the weights of the values again,
+because the forward operation does not return them."""
 
 from __future__ import annotations
 
@@ -135,3 +135,16 @@ class _Weights:
         if len(rest) > self.masked:
             made.append(sink_gradient(along, self.scores, rest[-1]))
         return made
+
+
+@gradient_of("indexer_scores")
+def _indexer_scores(grad: Tensor, out: Tensor, q: Tensor, k: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    keys = ops.expand_dims(k, 1)
+    products = ops.matmul(q, ops.swapaxes(keys, -1, -2))
+    each = ops.expand_dims(grad, 1)
+    dproducts = ops.where(ops.step(products), each * ops.expand_dims(weights, -1), 0.0)
+    return (
+        ops.matmul(dproducts, keys),
+        ops.sum(ops.matmul(ops.swapaxes(dproducts, -1, -2), q), 1),
+        ops.sum(ops.relu(products) * each, -1),
+    )
