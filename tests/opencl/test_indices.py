@@ -11,6 +11,7 @@ import opweave as ow
 from opweave.contract import Arg, Step, StepError
 from opweave.graph.dtypes import as_dtype
 from opweave_opencl.indices import VARIABLE
+from opweave_opencl.kernels import sorting
 
 GOOD, WRONG = np.array([0, 4, 1]), np.array([0, 7, 1])
 
@@ -225,3 +226,19 @@ def test_a_state_that_a_wrong_index_was_to_write_is_half_written():
         assert caught.value.states == ("cache",)
         program.write(state, np.zeros((5, 4), np.float32))
         program.run(ids=GOOD, rows=floats(3, 4))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 26, 100, 512])
+def test_lines_are_merged_in_pieces_of_any_length(device, chunk):
+    """Also of lengths that do not divide what is merged."""
+    if device.kind is not ow.Kind.CPU:
+        pytest.skip("pieces have one length on graphics cards")
+    values = np.random.default_rng(0).integers(-9, 9, (2, 257)).astype(np.float32)
+    with sorting.CHUNK.at(chunk), sorting.KEPT.at(1), ow.Scheduler(device) as scheduler:
+        x = ow.input("x", values.shape)
+        program = scheduler.build((ow.argsort(x), ow.argsort(x, descending=True), *ow.top_k(x, 100)))
+        up, down, most, places = program.run(x=values)
+    assert np.array_equal(up, np.argsort(values, kind="stable"))
+    assert np.array_equal(down, np.argsort(-values, kind="stable"))
+    assert np.array_equal(places, down[:, :100])
+    assert np.array_equal(most, np.take_along_axis(values, places, 1))

@@ -68,14 +68,14 @@ __kernel void rank(__global const MEM(T) *x, __global int *positions, const Para
 #endif
 
 #ifdef MERGE
-// Makes p.chunk positions of the run that two neighbouring runs make together, from the point where both halves of what comes
+// Makes up to p.chunk positions of the run that two neighbouring runs make together, from the point where both halves of what comes
 // before are found by bisection.
 __kernel void merge(
     __global const MEM(T) *x, __global const int *from, __global int *to, const Params p)
 {
-    const long start = (long)get_global_id(0) * p.chunk;
+    const long each = (2 * p.run + p.chunk - 1) / p.chunk; // work-items of two runs
+    const long first = (long)get_global_id(0) / each * (2 * p.run), start = first + (long)get_global_id(0) % each * p.chunk;
     if (start >= p.n) return;
-    const long first = start / (2 * p.run) * (2 * p.run);
     const long middle = min(first + p.run, p.n), last = min(first + 2 * p.run, p.n);
     const long done = start - first, lefts = middle - first, rights = last - middle;
     FOR_LINES(line) {

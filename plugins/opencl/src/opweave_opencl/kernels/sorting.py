@@ -94,7 +94,8 @@ def _order(
     calls = [launch("rank", (x, order), few(n), run)]
     while run < n:
         length = min(chunk, 2 * run)
-        calls.append(launch("merge", (x, order, merged), -(-n // length), run, length))
+        pairs, items = -(-n // (2 * run)), -(-2 * run // length)
+        calls.append(launch("merge", (x, order, merged), pairs * items, run, length))
         order, merged = merged, order
         run *= 2
     calls.append(launch("pick", (order, out), few(k)))
