@@ -22,6 +22,7 @@ def test_every_plugin_is_an_extra_of_the_core_in_a_version_that_fits():
 
     extras = settings("core")["project"]["optional-dependencies"]
     folders = [path.parent for kind in ("frontends", "plugins") for path in (ROOT / kind).glob("*/pyproject.toml")]
+    folders.append(ROOT / "models")
     plugins = {folder.name for folder in folders}
     assert set(extras) == plugins | {"training", "all"}
     for folder in folders:

@@ -1,0 +1,24 @@
+"""Language and embedding models from files (GGUF, Hugging Face folders), over any devices of opweave.
+
+::
+
+    import opweave_models
+
+    llm = opweave_models.load("m.gguf")
+    print(llm.plan)
+    for piece in llm.chat([{"role": "user", "content": "Why is the sky blue?"}]):
+        print(piece.text, end="", flush=True)
+"""
+
+from opweave_models.chat import Template
+from opweave_models.config import ARCHITECTURES, Config
+from opweave_models.files import ModelFile, open_model
+from opweave_models.model import Model, Session, Stats, load
+from opweave_models.placement import Plan, Share, plan_placement
+from opweave_models.sampling import Piece, Sampling
+from opweave_models.tokenizer import Tokenizer, read_tokenizer
+
+__all__ = [
+    "ARCHITECTURES", "Config", "Model", "ModelFile", "Piece", "Plan", "Sampling", "Session", "Share", "Stats",
+    "Template", "Tokenizer", "load", "open_model", "plan_placement", "read_tokenizer",
+]  # fmt: skip

@@ -1,0 +1,88 @@
+"""`Template`: messages of a chat as the prompt that the model was trained on, by its own Jinja template, sandboxed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from opweave.errors import FormatError
+
+__all__ = ["BUILT_IN", "Message", "Template"]
+
+Message = Mapping[str, Any]
+"""``{"role": "user" | "assistant" | "system", "content": text}``."""
+
+BUILT_IN: Final = {
+    "gemma": (
+        "{{ bos_token }}{% set system = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
+        "{% for m in messages if m['role'] != 'system' %}<start_of_turn>"
+        "{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+        "{{ (system if loop.first else '') + m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+}
+"""Templates for files that have none, by name."""
+
+LONGEST: Final = 1 << 20
+"""Letters of the longest template that is compiled."""
+
+
+class Template:
+    """A chat template.
+
+    Args:
+        source: Jinja, as Hugging Face's ``tokenizer_config.json`` and GGUF have it.
+        tokens: ``bos_token``, ``eos_token`` and what else it may use, by name.
+        name: what it is, for messages and reports.
+
+    Raises:
+        FormatError: it is no valid template, or too long.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], name: str = "the model's own") -> None:
+        self.name: Final = name
+        self._tokens: Final = dict(tokens)
+        if len(source) > LONGEST:
+            raise FormatError(f"a chat template of {len(source):,} letters; the longest allowed is {LONGEST:,}")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(str(form)),
+        }
+        try:
+            self._template: Final = environment.from_string(source)
+        except (TemplateSyntaxError, RecursionError) as error:
+            raise FormatError(f"the chat template ({name}) is not valid: {error}") from None
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The prompt, up to where the model answers.
+
+        Raises:
+            FormatError: messages that are none, or that the template refuses.
+        """
+        for message in messages:
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(
+                message.get("content"), str
+            ):  # fmt: skip
+                raise FormatError(f"a message is {{'role': text, 'content': text}}, not {message!r:.80}")
+        if not messages:
+            raise FormatError("a chat has at least one message")
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens, **options
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            raise FormatError(f"the chat template ({self.name}) refuses these messages: {error}") from None
+
+
+def _refuse(message: object) -> NoReturn:
+    raise TemplateError(str(message))

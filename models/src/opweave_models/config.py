@@ -1,0 +1,388 @@
+"""`Config`: what a model is, in one form for GGUF's metadata and for the ``config.json`` of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log, pi, sqrt
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from opweave.errors import FormatError, UnknownNameError
+
+__all__ = ["ARCHITECTURES", "DECODERS", "Config", "Rope", "config_from_gguf", "config_from_hugging_face"]
+
+DECODERS: Final = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe")
+ENCODERS: Final = ("bert", "nomic-bert")
+ARCHITECTURES: Final = (*DECODERS, *ENCODERS)
+
+MOST: Final = {"layers": 1024, "heads": 4096, "groups": 4096, "size": 65536, "width": 1 << 20, "hidden": 1 << 24,
+               "context": 1 << 30, "experts": 4096, "experts_used": 4096}  # fmt: skip
+"""The largest numbers that are believed: above them a file is damaged, and is refused before anything is allocated."""
+
+Pooling = Literal["none", "mean", "cls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding, as the options of `opweave.rope`.
+
+    Attributes:
+        base: of the frequencies.
+        dims: elements of a head that turn.
+        scale: multiplies all angles.
+        yarn: further options (``ext_factor``, ``original_context``, ...) of contexts that were extended by YaRN.
+        length: the factor by which cosines and sines are multiplied (`attn_factor`).
+        factors: what the angle of each pair is divided by.
+        factors_long: takes the place of ``factors`` in contexts longer than ``original_context``.
+        original_context: tokens of the context seen in training, where ``factors_long`` is given.
+    """
+
+    base: float
+    dims: int
+    scale: float = 1.0
+    yarn: Mapping[str, float | int] = field(default_factory=dict)
+    length: float = 1.0
+    factors: tuple[float, ...] | None = None
+    factors_long: tuple[float, ...] | None = None
+    original_context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A model's architecture and sizes.
+
+    Attributes:
+        architecture: one of `ARCHITECTURES`.
+        name: what its authors call it, or "".
+        layers, width, hidden, heads, groups, size: layers; elements of a token; of the feed-forward network (of one
+            expert); heads of queries; of keys and values; elements of a head.
+        vocabulary: number of tokens.
+        context: the longest sequence it was made for.
+        eps: of its norms.
+        rope: of all layers; ``rope_local`` of those with a window, where these have another one. ``None``: absolute
+            positions are learned.
+        adjacent: rotary pairs are neighbours (as llama's GGUF files store them), not elements of two halves.
+        window: a token sees so many positions up to its own, in the layers of ``windowed``; 0: all.
+        windowed: for each layer, whether it has the window.
+        scale: multiplies the products of queries and keys.
+        score_cap, logit_cap: soft caps of these scores, and of the logits; 0: none.
+        embedding_scale: multiplies the embeddings.
+        activation: of the gated feed-forward network, ``"silu"`` or ``"gelu_tanh"``; of ``bert`` ``"gelu"``.
+        experts, experts_used: how many there are, and how many compute a token; 0: none.
+        normalize_experts: the shares of the experts used add up to 1.
+        pooling: of an encoder.
+        causal: a decoder.
+    """
+
+    architecture: str
+    name: str
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    groups: int
+    size: int
+    vocabulary: int
+    context: int
+    eps: float
+    rope: Rope | None
+    rope_local: Rope | None = None
+    adjacent: bool = False
+    window: int = 0
+    windowed: tuple[bool, ...] = ()
+    scale: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    activation: str = "silu"
+    experts: int = 0
+    experts_used: int = 0
+    normalize_experts: bool = True
+    pooling: Pooling = "none"
+
+    @property
+    def causal(self) -> bool:
+        return self.architecture in DECODERS
+
+
+class _Fields:
+    """Reads numbers out of metadata: each has its type and limits, or the error names file and key."""
+
+    def __init__(self, path: object, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.path, self.values, self.prefix = path, values, prefix
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            if default is None:
+                raise FormatError(f"{self.path}: the metadata lack {self.prefix + key}")
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
+            raise FormatError(f"{self.path}: {self.prefix + key} is a number, not {value!r:.60}")
+        return float(value)
+
+    def count(self, what: str, key: str, default: int | None = None, least: int = 1) -> int:
+        value: Any = self.values.get(self.prefix + key)
+        value = default if value is None else value
+        if isinstance(value, (list, np.ndarray)):
+            each = {v.item() if isinstance(v, np.generic) else v for v in value} if len(value) < 4096 else set()
+            if len(each) != 1:
+                raise FormatError(f"{self.path}: {self.prefix + key} differs between layers, which is not supported")
+            value = each.pop()
+        if value is None:
+            raise FormatError(f"{self.path}: the metadata lack {self.prefix + key}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST.get(what, 1 << 31):
+            raise FormatError(f"{self.path}: {self.prefix + key} is a whole number from {least} to "
+                              f"{MOST.get(what, 1 << 31):,}, not {value!r:.60}")  # fmt: skip
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise FormatError(f"{self.path}: {self.prefix + key} is true or false, not {value!r:.60}")
+        return value
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        value = self.values.get(self.prefix + key) or {}
+        if not isinstance(value, Mapping):
+            raise FormatError(f"{self.path}: {self.prefix + key} is an object, not {value!r:.60}")
+        return value
+
+
+def _check(path: object, config: Config) -> Config:
+    """What holds for every model. Raises `FormatError`."""
+    dims = 2 if config.rope is None else config.rope.dims
+    wrong = (
+        f"{config.heads} heads are no multiple of {config.groups} groups" if config.heads % config.groups
+        else f"{dims} elements of a head of {config.size} cannot turn" if dims % 2 or not 0 < dims <= config.size
+        else f"{config.experts_used} of {config.experts} experts" if config.experts_used > config.experts
+        else f"eps is {config.eps}" if not 0 < config.eps < 1
+        else f"the base of the rotary embedding is {config.rope.base}" if config.rope and not config.rope.base > 0
+        else ""
+    )  # fmt: skip
+    if wrong:
+        raise FormatError(f"{path}: its metadata contradict themselves: {wrong}")
+    return config
+
+
+def _known(path: object, architecture: Any) -> str:
+    if architecture not in ARCHITECTURES:
+        error = UnknownNameError("architecture", str(architecture)[:60], ARCHITECTURES, f"(in {path})", listed=True)
+        raise error
+    return str(architecture)
+
+
+def _windowed(architecture: str, layers: int, window: int, pattern: int | None = None) -> tuple[bool, ...]:
+    """Which layers have the window: of Gemma 2 every other one, of Gemma 3 all but every sixth, of the others all."""
+    if not window:
+        return (False,) * layers
+    every = pattern or {"gemma2": 2, "gemma3": 6}.get(architecture, 0)
+    return tuple(not every or (i + 1) % every != 0 for i in range(layers))
+
+
+def _score_scale(architecture: str, layers: int, width: int, heads: int, size: int) -> float:
+    """1 / √size; the 27 B models of Gemma 2 and 3 have 1 / √(width / heads)."""
+    wide = (architecture, layers) in (("gemma2", 46), ("gemma3", 62))
+    return 1 / sqrt(width / heads if wide else size)
+
+
+# --- GGUF -----------------------------------------------------------------------------------------------------------
+
+
+def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Config:
+    """The config that GGUF's metadata describe (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+    Args:
+        path: of the file, for messages.
+        metadata: keys as the file has them.
+        tensors: name -> tensor; rotary factors are read, of others only whether they are there.
+
+    Raises:
+        FormatError: a key that is missing, of another type, or beyond belief.
+        UnknownNameError: another architecture than `ARCHITECTURES`.
+    """
+    stored = metadata.get("general.architecture")
+    f = _Fields(path, metadata, f"{stored}.")
+    architecture = "mixtral" if stored == "llama" and "llama.expert_count" in metadata else _known(path, stored)
+    layers, width = f.count("layers", "block_count"), f.count("width", "embedding_length")
+    heads = f.count("heads", "attention.head_count")
+    groups = f.count("groups", "attention.head_count_kv", heads)
+    size = f.count("size", "attention.key_length", max(1, width // heads))
+    if f.count("size", "attention.value_length", size) != size:
+        raise FormatError(f"{path}: keys and values of different sizes are not supported")
+    experts = f.count("experts", "expert_count", 0, 0)
+    hidden = f.count("hidden", "feed_forward_length")
+    gemma = architecture.startswith("gemma")
+    encoder = architecture in ENCODERS
+    window = f.count("context", "attention.sliding_window", 0, 0)
+    rope = None if architecture == "bert" else _gguf_rope(f, tensors, size)
+    local = f.number("rope.freq_base_swa", 10000.0)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    pooling = {0: "none", 1: "mean", 2: "cls"}.get(f.count("pooling", "pooling_type", 1 if encoder else 0, 0))
+    if pooling is None:
+        raise FormatError(f"{path}: {f.prefix}pooling_type is 0 (none), 1 (mean) or 2 (the first token)")
+    return _check(path, Config(
+        architecture, str(metadata.get("general.name", ""))[:200], layers, width,
+        f.count("hidden", "expert_feed_forward_length", hidden) if experts else hidden, heads, groups, size,
+        len(tokens) if isinstance(tokens, list) else f.count("vocabulary", "vocab_size"),
+        f.count("context", "context_length"),
+        f.number("attention.layer_norm_epsilon" if encoder else "attention.layer_norm_rms_epsilon"),
+        rope, Rope(local, rope.dims) if architecture == "gemma3" and rope else None,
+        adjacent=stored == "llama", window=window, windowed=_windowed(architecture, layers, window),
+        scale=_score_scale(architecture, layers, width, heads, size),
+        score_cap=f.number("attn_logit_softcapping", 50.0 if architecture == "gemma2" else 0.0),
+        logit_cap=f.number("final_logit_softcapping", 30.0 if architecture == "gemma2" else 0.0),
+        embedding_scale=sqrt(width) if gemma else 1.0,
+        activation="gelu_tanh" if gemma else "gelu" if architecture == "bert" else "silu",
+        experts=experts, experts_used=f.count("experts_used", "expert_used_count", 0, 0),
+        normalize_experts=True, pooling=pooling,  # type: ignore[arg-type]
+    ))  # fmt: skip
+
+
+def _gguf_rope(f: _Fields, tensors: Mapping[str, Any], size: int) -> Rope:
+    base, dims = f.number("rope.freq_base", 10000.0), f.count("size", "rope.dimension_count", size)
+    kind = f.values.get(f.prefix + "rope.scaling.type", "none")
+    factor = f.number("rope.scaling.factor", f.number("rope.scale_linear", 1.0) or 1.0)
+    original = f.count("context", "rope.scaling.original_context_length", 0, 0)
+    if kind == "yarn" and factor > 1:
+        trained = original or f.count("context", "context_length")
+        return Rope(base, dims, 1 / factor, {"ext_factor": 1.0, "original_context": trained})
+    scale = 1 / factor if kind == "linear" and factor > 0 else 1.0
+    length = f.number("rope.scaling.attn_factor", 1.0)
+    plain = _factors(f.path, tensors, "rope_freqs.weight", dims)
+    short = _factors(f.path, tensors, "rope_factors_short.weight", dims)
+    long = _factors(f.path, tensors, "rope_factors_long.weight", dims)
+    return Rope(base, dims, scale, {}, length, plain or short, long, original)
+
+
+def _factors(path: object, tensors: Mapping[str, Any], name: str, dims: int) -> tuple[float, ...] | None:
+    if name not in tensors:
+        return None
+    values = np.asarray(tensors[name])
+    if values.shape != (dims // 2,) or values.dtype != np.float32 or not (values > 0).all():
+        raise FormatError(f"{path}: {name} has one positive f32 for each of {dims // 2} pairs")
+    return tuple(values.tolist())
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------------------------
+
+_MODEL_TYPES: Final = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "nomic_bert": "nomic-bert"}
+
+
+def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: Pooling | None = None) -> Config:
+    """The config that a ``config.json`` of Hugging Face's transformers describes. Errors as `config_from_gguf`.
+
+    Args:
+        path: of the file, for messages.
+        values: the parsed JSON.
+        pooling: of an encoder, from the folder ``1_Pooling``; ``None``: mean.
+    """
+    kind = values.get("model_type")
+    if kind == "gemma3" and "text_config" in values:
+        values = {**_Fields(path, values).section("text_config"), "name": values.get("_name_or_path", "")}
+    architecture = _known(path, _MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind)
+    f = _Fields(path, values)
+    encoder, gemma = architecture in ENCODERS, architecture.startswith("gemma")
+    nomic = architecture == "nomic-bert" and "n_embd" in values
+    keys = ("n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon") if nomic else (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+        "layer_norm_eps" if encoder else "rms_norm_eps")  # fmt: skip
+    layers, width, heads = (f.count(w, k) for w, k in zip(("layers", "width", "heads"), keys[:3], strict=True))
+    groups = heads if encoder else f.count("groups", "num_key_value_heads", heads)
+    size = f.count("size", "head_dim", max(1, width // heads))
+    experts_key = "num_local_experts" if "num_local_experts" in values else "num_experts"
+    experts = f.count("experts", experts_key) if architecture in ("mixtral", "qwen3moe") else 0
+    hidden = f.count("hidden", "moe_intermediate_size" if architecture == "qwen3moe" else keys[3], 4 * width)
+    context = f.count("context", keys[4])
+    rope, local = (None, None) if architecture == "bert" else _hugging_face_ropes(f, architecture, size, context)
+    window = f.count("context", "sliding_window", 0, 0) if values.get("sliding_window") is not None else 0
+    if architecture.startswith("qwen") and not f.flag("use_sliding_window", False):
+        window = 0
+    kinds = values.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers and architecture.startswith(("gemma", "qwen")):
+        windowed = tuple(bool(window) and kind == "sliding_attention" for kind in kinds)
+    else:
+        windowed = _windowed(architecture, layers, window, f.count("layers", "sliding_window_pattern", 0, 0) or None)
+    trained = values.get("query_pre_attn_scalar") if gemma else None
+    return _check(path, Config(
+        architecture, str(values.get("_name_or_path") or "")[:200], layers, width, hidden, heads, groups, size,
+        f.count("vocabulary", "vocab_size"), context, f.number(keys[5], 1e-12 if encoder else 1e-6), rope, local,
+        window=window, windowed=windowed,
+        scale=1 / sqrt(f.number("query_pre_attn_scalar")) if trained else 1 / sqrt(size),
+        score_cap=f.number("attn_logit_softcapping", 0.0) if gemma else 0.0,
+        logit_cap=f.number("final_logit_softcapping", 0.0) if gemma else 0.0,
+        embedding_scale=sqrt(width) if gemma else 1.0,
+        activation="gelu_tanh" if gemma else "gelu" if architecture == "bert" else "silu",
+        experts=experts, experts_used=f.count("experts_used", "num_experts_per_tok", 2) if experts else 0,
+        normalize_experts=f.flag("norm_topk_prob", False) if architecture == "qwen3moe" else True,
+        pooling=pooling or ("mean" if encoder else "none"),
+    ))  # fmt: skip
+
+
+def _hugging_face_ropes(f: _Fields, architecture: str, size: int, context: int) -> tuple[Rope, Rope | None]:
+    """The rotary embeddings of layers that see all, and of those with a window where they differ."""
+    if architecture == "nomic-bert":
+        share = f.number("rotary_emb_fraction", 1.0)
+        return Rope(f.number("rotary_emb_base", f.number("rope_theta", 10000.0)), int(size * share)), None
+    parameters = f.section("rope_parameters")
+    full = parameters.get("full_attention", parameters)
+    sliding = parameters.get("sliding_attention")
+    scaling = {**f.section("rope_scaling"), **(full if isinstance(full, Mapping) else {})}
+    default = 1e6 if architecture == "gemma3" else 10000.0
+    g = _Fields(f.path, {"base": scaling.get("rope_theta", f.values.get("rope_theta", default)), **scaling})
+    share = _Fields(f.path, {**f.values, **scaling}).number("partial_rotary_factor", 1.0)
+    dims = int(size * share)
+    original = f.values.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
+    rope = _scaled_rope(g, g.number("base"), dims, context, original)
+    if architecture != "gemma3":
+        return rope, None
+    base = sliding.get("rope_theta") if isinstance(sliding, Mapping) else f.values.get("rope_local_base_freq")
+    return rope, Rope(_Fields(f.path, {"base": base}).number("base", 10000.0), dims)
+
+
+def _scaled_rope(g: _Fields, base: float, dims: int, context: int, original: Any) -> Rope:
+    """Contexts beyond those of training, by the methods of transformers' ``modeling_rope_utils``."""
+    kind = g.values.get("rope_type", g.values.get("type", "default"))
+    if kind in ("default", None):
+        return Rope(base, dims)
+    if kind == "linear":
+        return Rope(base, dims, 1 / g.number("factor"))
+    trained = original if isinstance(original, int) and original > 0 else context
+    if kind == "yarn":
+        factor = g.number("factor")
+        options: dict[str, float | int] = {"ext_factor": 1.0, "original_context": trained}
+        options |= {"beta_fast": g.number("beta_fast", 32.0), "beta_slow": g.number("beta_slow", 1.0)}
+        given = g.number("attention_factor", 0.0)
+        return Rope(base, dims, 1 / factor, options, given / (1 + 0.1 * log(factor)) if given else 1.0)
+    if kind == "llama3":
+        return Rope(base, dims, factors=_llama3_factors(g, base, dims, trained))
+    if kind == "longrope":
+        factor = g.number("factor", context / trained)
+        length = g.number("attention_factor", sqrt(1 + log(factor) / log(trained)) if factor > 1 else 1.0)
+        short, long = (_numbers(g, key, dims // 2) for key in ("short_factor", "long_factor"))
+        return Rope(base, dims, 1.0, {}, length, short, long, trained)
+    raise UnknownNameError("rope_type", str(kind)[:60], ("default", "linear", "yarn", "llama3", "longrope"),
+                           f"(in {g.path})", listed=True)  # fmt: skip
+
+
+def _numbers(g: _Fields, key: str, count: int) -> tuple[float, ...]:
+    values = g.values.get(key)
+    if not isinstance(values, list) or len(values) != count or not all(
+        isinstance(v, (int, float)) and v > 0 for v in values
+    ):  # fmt: skip
+        raise FormatError(f"{g.path}: {key} has one positive number for each of {count} pairs")
+    return tuple(map(float, values))
+
+
+def _llama3_factors(g: _Fields, base: float, dims: int, trained: int) -> tuple[float, ...]:
+    """Llama 3.1: pairs of long waves are slowed by the factor, short ones stay, those between are interpolated."""
+    factor, low, high = g.number("factor"), g.number("low_freq_factor"), g.number("high_freq_factor")
+    if factor <= 0 or not 0 < low < high:
+        raise FormatError(f"{g.path}: the factors of llama3's rotary embedding are positive, low below high")
+    waves = 2 * pi * base ** (np.arange(0, dims, 2) / dims)
+    smooth = np.clip((trained / waves - low) / (high - low), 0.0, 1.0)
+    return tuple((1 / ((1 - smooth) / factor + smooth)).tolist())

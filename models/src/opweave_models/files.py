@@ -1,0 +1,355 @@
+"""`open_model`: a GGUF file or a Hugging Face folder as a config, named tensors, a vocabulary and a chat template.
+
+Nothing is read but the metadata: tensors are views of the mapped files. They have the names that GGUF gives them
+(``blk.0.attn_q.weight``), whichever the format; a folder's tensors are renamed, and Gemma's norms get the 1 that its
+folders leave out. Every tensor that the architecture needs is checked for its shape before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import FormatError
+from opweave.formats.load import described, read_tensors
+from opweave.formats.tensor_file import parse_json
+from opweave_models.config import Config, Pooling, config_from_gguf, config_from_hugging_face
+
+__all__ = ["ModelFile", "expected_tensors", "nbytes_of", "open_model"]
+
+Shapes = dict[str, tuple[tuple[int, ...], bool]]
+"""Name -> shape, and whether the tensor may be absent."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model that was opened, but not loaded.
+
+    Attributes:
+        path: the file or folder.
+        config: what the model is.
+        tensors: canonical name -> array or `opweave.Blocks` over the mapped bytes.
+        metadata: of GGUF as the file has them; of a folder the contents of ``tokenizer_config.json``.
+        tokenizer_json: the file of that name in a folder, or ``None``.
+        chat_template: a Jinja template, or ``None`` where the model has none.
+        ends: ids of the tokens that end an answer, as a folder lists them; GGUF names them in its metadata.
+    """
+
+    path: Path
+    config: Config
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    tokenizer_json: Path | None = None
+    chat_template: str | None = None
+    ends: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(map(nbytes_of, self.tensors.values()))
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """Dtype -> bytes of the tensors stored in it, the most first."""
+        found: dict[str, int] = {}
+        for value in self.tensors.values():
+            kind = str(ow.as_dtype(value.dtype))
+            found[kind] = found.get(kind, 0) + nbytes_of(value)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def open_model(path: str | os.PathLike[str]) -> ModelFile:
+    """Read a model's metadata and map its tensors; no weights are read.
+
+    Args:
+        path: a GGUF file, one of several shards of it, or a folder with ``config.json``, safetensors and
+            ``tokenizer.json``.
+
+    Raises:
+        FormatError: a damaged file, missing or contradicting metadata, a missing or misshapen tensor; the message names
+            the file and the tensor.
+        UnknownNameError: another architecture.
+        DTypeError: a tensor of a type that opweave does not have.
+        OSError: the file is not there, or cannot be read.
+    """
+    place = Path(path)
+    if place.is_dir() and (place / "config.json").exists():
+        return _open_folder(place)
+    found = read_tensors(place)
+    metadata = getattr(found, "metadata", None)
+    if not isinstance(metadata, Mapping) or "general.architecture" not in metadata:
+        raise FormatError(f"{place} is no model: a GGUF file with general.architecture, or a folder with config.json")
+    config = config_from_gguf(place, metadata, found)
+    chat = metadata.get("tokenizer.chat_template")
+    tensors = _checked(place, config, found, {name: name for name in found})
+    return ModelFile(place, config, tensors, metadata, None, chat if isinstance(chat, str) else None)
+
+
+def _open_folder(place: Path) -> ModelFile:
+    path = place / "config.json"
+    values = _read_json(path)
+    config = config_from_hugging_face(path, values, _pooling(place))
+    found = read_tensors(place)
+    known = {name: _canonical(name, config) for name in found}
+    tensors = _checked(place, config, found, {new: old for old, new in known.items() if new is not None})
+    settings = _read_json(place / "tokenizer_config.json", optional=True)
+    chat: Any = settings.get("chat_template")
+    if isinstance(chat, list):  # several, by name
+        chat = next((each.get("template") for each in chat if each.get("name") == "default"), None)
+    if (place / "chat_template.jinja").exists():
+        chat = (place / "chat_template.jinja").read_text(encoding="utf-8")
+    generation = _read_json(place / "generation_config.json", optional=True)
+    ends = generation.get("eos_token_id", values.get("eos_token_id"))
+    listed = ends if isinstance(ends, list) else [ends]
+    tokenizer = place / "tokenizer.json"
+    return ModelFile(
+        place, config, tensors, settings, tokenizer if tokenizer.exists() else None,
+        chat if isinstance(chat, str) else None, tuple(end for end in listed if isinstance(end, int)),
+    )  # fmt: skip
+
+
+def nbytes_of(value: Any) -> int:
+    """Bytes of an array or of `opweave.Blocks`."""
+    return int(value.data.nbytes if isinstance(value, ow.Blocks) else value.nbytes)
+
+
+def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.exists():
+        return {}
+    return parse_json(path.read_bytes(), str(path))
+
+
+def _pooling(place: Path) -> Pooling | None:
+    """What a folder of sentence-transformers says about pooling."""
+    settings = _read_json(place / "1_Pooling" / "config.json", optional=True)
+    if not settings:
+        return None
+    return "cls" if settings.get("pooling_mode_cls_token") is True else "mean"
+
+
+# --- which tensors there are ----------------------------------------------------------------------------------------
+
+
+def expected_tensors(config: Config) -> Shapes:
+    """The tensors of a model by name, with their shapes, and whether they may be absent."""
+    width, size = config.width, config.size
+    shapes: Shapes = {"token_embd.weight": ((config.vocabulary, width), False)}
+    add = _Adder(shapes)
+    if not config.causal:
+        if config.rope is None:
+            add("position_embd.weight", config.context, width)
+        add("token_types.weight", -1, width, optional=True)
+        add.norm("token_embd_norm", width)
+    else:
+        add("output_norm.weight", width)
+        add("output.weight", config.vocabulary, width, optional=True)
+    q, kv = config.heads * size, config.groups * size
+    for i in range(config.layers):
+        add.prefix = f"blk.{i}."
+        if config.architecture in ("phi3", "nomic-bert"):
+            add.linear("attn_qkv", q + 2 * kv, width)
+        else:
+            add.linear("attn_q", q, width)
+            add.linear("attn_k", kv, width)
+            add.linear("attn_v", kv, width)
+        add.linear("attn_output", width, q)
+        if config.causal:
+            _decoder_layer(add, config)
+        else:
+            _encoder_layer(add, config)
+    return shapes
+
+
+class _Adder:
+    """Adds tensors of one layer after the other."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes, self.prefix = shapes, ""
+
+    def __call__(self, name: str, *shape: int, optional: bool = False) -> None:
+        self.shapes[self.prefix + name] = shape, optional
+
+    def linear(self, name: str, out: int, into: int) -> None:
+        self(f"{name}.weight", out, into)
+        self(f"{name}.bias", out, optional=True)
+
+    def norm(self, name: str, width: int) -> None:
+        self(f"{name}.weight", width)
+        self(f"{name}.bias", width)
+
+
+def _decoder_layer(add: _Adder, config: Config) -> None:
+    width, hidden = config.width, config.hidden
+    add("attn_norm.weight", width)
+    add("ffn_norm.weight", width)
+    if config.architecture in ("qwen3", "qwen3moe", "gemma3"):
+        add("attn_q_norm.weight", config.size)
+        add("attn_k_norm.weight", config.size)
+    if config.architecture.startswith("gemma"):
+        add("post_attention_norm.weight", width)
+        add("post_ffw_norm.weight", width)
+    if config.experts:
+        add("ffn_gate_inp.weight", config.experts, width)
+        add("ffn_gate_exps.weight", config.experts, hidden, width)
+        add("ffn_up_exps.weight", config.experts, hidden, width)
+        add("ffn_down_exps.weight", config.experts, width, hidden)
+        return
+    if config.architecture != "phi3":
+        add.linear("ffn_gate", hidden, width)
+    add.linear("ffn_up", 2 * hidden if config.architecture == "phi3" else hidden, width)
+    add.linear("ffn_down", width, hidden)
+
+
+def _encoder_layer(add: _Adder, config: Config) -> None:
+    add.norm("attn_output_norm", config.width)
+    add.norm("layer_output_norm", config.width)
+    add.linear("ffn_up", config.hidden, config.width)
+    add.linear("ffn_down", config.width, config.hidden)
+    if config.architecture == "nomic-bert":
+        add.linear("ffn_gate", config.hidden, config.width)
+
+
+def _checked(place: Path, config: Config, found: Mapping[str, Any], sources: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tensors that the architecture has, of the right shapes; a source is a name, or the names of all experts."""
+    entries = _Entries(found, config)
+    if config.layers > len(found):
+        raise FormatError(f"{place}: the metadata say {config.layers} layers, and there are {len(found)} tensors")
+    sources = _with_experts(sources)
+    chosen: dict[str, Any] = {}
+    for name, (shape, optional) in expected_tensors(config).items():
+        if name not in sources:
+            if optional:
+                continue
+            raise FormatError(f"{place} lacks the tensor {name!r} of shape {list(shape)}, "
+                              f"which {config.architecture} needs")  # fmt: skip
+        source = sources[name]
+        stored = entries.shape(source)
+        if len(stored) != len(shape) or any(-1 != want != have for want, have in zip(shape, stored, strict=True)):
+            raise FormatError(f"{place}: tensor {name!r} has the shape {list(stored)}, and by the metadata "
+                              f"{list(shape)}")  # fmt: skip
+        chosen[name] = source
+    return _Tensors(place, entries, chosen)
+
+
+def _with_experts(sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that folders give each expert (``blk.0.ffn_up_exps.weight#3``) become one, with a tuple of sources."""
+    made: dict[str, Any] = {}
+    experts: dict[str, dict[int, str]] = {}
+    for name, source in sources.items():
+        whole, _, number = name.partition("#")
+        if number:
+            experts.setdefault(whole, {})[int(number)] = source
+        else:
+            made[name] = source
+    for whole, numbered in experts.items():
+        if sorted(numbered) == list(range(len(numbered))):
+            made[whole] = tuple(numbered[i] for i in range(len(numbered)))
+    return made
+
+
+class _Entries:
+    """Reads tensors by their sources."""
+
+    def __init__(self, found: Mapping[str, Any], config: Config) -> None:
+        self._found, self._config = found, config
+
+    def shape(self, source: str | tuple[str, ...]) -> tuple[int, ...]:
+        if isinstance(source, str):
+            return tuple(described(self._found, source).shape)
+        shapes = {self.shape(each) for each in source}
+        return (len(source), *shapes.pop()) if len(shapes) == 1 else ()
+
+    def read(self, name: str, source: str | tuple[str, ...]) -> Any:
+        if isinstance(source, tuple):
+            return np.stack([self._found[each] for each in source])
+        value = self._found[source]
+        if source != name and name.endswith("norm.weight") and self._config.architecture.startswith("gemma"):
+            return np.asarray(value, np.float32) + 1  # folders store what Gemma adds to 1
+        return value
+
+
+class _Tensors(Mapping[str, Any]):
+    """Tensors by canonical name, each read when it is asked for, and then kept."""
+
+    def __init__(self, place: Path, entries: _Entries, sources: Mapping[str, Any]) -> None:
+        self._place, self._entries, self._sources = place, entries, sources
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._read:
+            value = self._entries.read(name, self._sources[name])
+            if ow.as_dtype(value.dtype).is_float or ow.as_dtype(value.dtype).is_quantized:
+                self._read[name] = value
+            else:
+                raise FormatError(f"{self._place}: tensor {name!r} is {value.dtype}; weights are floats or blocks")
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+# --- names of Hugging Face ------------------------------------------------------------------------------------------
+
+_WHOLE: Final = {
+    "embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "lm_head.weight": "output.weight",
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.LayerNorm.weight": "token_embd_norm.weight", "embeddings.LayerNorm.bias": "token_embd_norm.bias",
+    "emb_ln.weight": "token_embd_norm.weight", "emb_ln.bias": "token_embd_norm.bias",
+}  # fmt: skip
+
+_PARTS: Final = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+    "attn.Wqkv": "attn_qkv", "attn.out_proj": "attn_output", "norm1": "attn_output_norm", "norm2": "layer_output_norm",
+    "mlp.fc11": "ffn_up", "mlp.fc12": "ffn_gate", "mlp.fc2": "ffn_down",
+}  # fmt: skip
+
+_EXPERT: Final = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d{1,4})\.(gate_proj|up_proj|down_proj|w1|w2|w3)$")
+_EXPERT_PARTS: Final = {
+    "gate_proj": "gate",
+    "w1": "gate",
+    "up_proj": "up",
+    "w3": "up",
+    "down_proj": "down",
+    "w2": "down",
+}
+_LAYER: Final = re.compile(r"(?:encoder\.)?layers?\.(\d{1,4})\.(.+)\.(weight|bias)$")
+_PREFIX: Final = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:bert\.)?")
+
+
+def _canonical(name: str, config: Config) -> str | None:
+    """GGUF's name for a tensor of a folder; ``None``: it belongs to another part, such as an encoder of pictures."""
+    short = _PREFIX.sub("", name)
+    if short in _WHOLE:
+        return _WHOLE[short]
+    layer = _LAYER.match(short)
+    if layer is None:
+        return None
+    number, part, kind = layer.groups()
+    expert = _EXPERT.match(part)
+    if expert is not None:
+        return f"blk.{number}.ffn_{_EXPERT_PARTS[expert[2]]}_exps.{kind}#{expert[1]}"
+    if part == "post_attention_layernorm":
+        known: str | None = "post_attention_norm" if config.architecture.startswith("gemma") else "ffn_norm"
+    else:
+        known = _PARTS.get(part)
+    return None if known is None else f"blk.{number}.{known}.{kind}"

@@ -1,0 +1,438 @@
+"""`load`: a model on its devices; `Model`, `Session`: prompts fed in chunks, answers piece by piece, embeddings."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+import opweave as ow
+from opweave.errors import BoundsError, FormatError, LifetimeError, UnsupportedOpError
+from opweave.progress import shown
+from opweave_models.chat import BUILT_IN, Message, Template
+from opweave_models.config import Pooling
+from opweave_models.decoder import decode
+from opweave_models.encoder import encode
+from opweave_models.files import ModelFile, open_model
+from opweave_models.placement import Plan, plan_placement
+from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
+from opweave_models.tokenizer import Tokenizer, read_tokenizer
+
+__all__ = ["Model", "Session", "Stats", "load"]
+
+CHUNK: Final = 512
+"""Tokens of a prompt that one step computes: enough for products of matrices, and a bound for temporary values."""
+
+
+def load(
+    path: str | os.PathLike[str] | ModelFile,
+    devices: Sequence[str] | str = "auto",
+    *,
+    context: int | None = None,
+    kv: str = "f16",
+    sequences: int = 1,
+    precision: Any = "int8",
+    quantize: str | None = None,
+    memory: Mapping[str, int | str] | None = None,
+    split: Sequence[float] | None = None,
+    experts: str | None = None,
+    patterns: Mapping[str, str] | None = None,
+    template: str | None = None,
+    pooling: Pooling | None = None,
+) -> Model:
+    """Open a model and put it on its devices.
+
+    Args:
+        path: a GGUF file, one of its shards, a Hugging Face folder, or what `open_model` returned.
+        devices: names, the preferred one first; ``"auto"``: graphics cards, then the CPU.
+        context: tokens of the longest sequence; by default what the model was made for, at most 4,096.
+        kv: dtype of keys and values: f32, f16, bf16, q8_0 or q4_0.
+        sequences: how many sequences at a time, as of several clients.
+        precision: how roughly products may be computed, as of `opweave.compile`: ``"int8"`` rounds activations beside
+            quantized weights, as llama.cpp does; ``"exact"`` does not.
+        quantize: round matrices that are stored as floats to this block type while loading, such as ``"q4_k"``.
+        memory, split, experts, patterns: as of `plan_placement`.
+        template: a chat template, in place of the model's own: Jinja, or ``"gemma"`` or ``"chatml"``.
+        pooling: of an encoder, in place of its own: ``"mean"`` or ``"cls"``.
+
+    Raises:
+        FormatError: the model is damaged or lacks something.
+        UnknownNameError: an architecture, device or dtype that does not exist.
+        AllocationError: it does not fit.
+        BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
+    """
+    file = path if isinstance(path, ModelFile) else open_model(path)
+    length = min(file.config.context, 4096) if context is None else context
+    if not isinstance(length, int) or not 1 <= length <= file.config.context:
+        raise BoundsError(f"context is a number of tokens from 1 to {file.config.context:,}, for which this model was "
+                          f"made, not {context!r:.60}")  # fmt: skip
+    if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
+        raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
+    plan = plan_placement(
+        file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
+        experts=experts, patterns=patterns,
+    )  # fmt: skip
+    return Model(file, plan, precision, quantize, template, pooling)
+
+
+@dataclass
+class Stats:
+    """What the latest answer took.
+
+    Attributes:
+        prompt_tokens, tokens: of the prompt (those that had to be computed) and of the answer.
+        prompt_seconds: until the logits of the first token were there.
+        seconds: from then on.
+    """
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    prompt_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        prompt = self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
+        steps = max(0, self.tokens - 1)
+        rate = steps / self.seconds if self.seconds and steps else 0.0
+        return (f"{self.prompt_tokens} tokens of prompt in {self.prompt_seconds:.2f} s ({prompt:,.0f} a second), "
+                f"{self.tokens} tokens of answer, {rate:,.1f} a second")  # fmt: skip
+
+
+class Model:
+    """A model on its devices. Made by `load`. One step runs at a time; calls from several threads wait.
+
+    Attributes:
+        file, config: what was opened.
+        plan: where it lies; ``print(model.plan)``.
+        tokenizer: text to ids.
+        weights: the weights by GGUF's names.
+        cache: keys and values of the sequences; ``None`` of an encoder.
+        step: the compiled function of a step; ``None`` of an encoder.
+        stats: of the latest answer.
+    """
+
+    def __init__(
+        self, file: ModelFile, plan: Plan, precision: Any, quantize: str | None, template: str | None,
+        pooling: Pooling | None,
+    ) -> None:  # fmt: skip
+        self.file, self.config, self.plan = file, file.config, plan
+        self.tokenizer: Final[Tokenizer] = read_tokenizer(file)
+        self.stats = Stats()
+        self.lock: Final = threading.RLock()
+        self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
+        self._template = template
+        self._pooling: Final = pooling or self.config.pooling
+        self._closed = False
+        devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
+        self.cache: ow.KVCache | None = None
+        if self.config.causal:
+            self.cache = ow.KVCache(
+                self.config.layers, plan.sequences, plan.context, self.config.groups, self.config.size, plan.kv,
+                device=plan.layers if plan.placed else None,
+            )  # fmt: skip
+            self.step: Any = ow.compile(self.graph, devices=devices, precision=precision)
+        else:
+            self.step = ow.compile(self._encoded, devices=devices, precision=precision)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.config.architecture} {self.config.name!r} on {', '.join(self.plan.devices)}>"
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the programs, and the memory that was allocated for weights."""
+        with self.lock:
+            if not self._closed:
+                self._closed = True
+                self.step.close()
+
+    def graph(
+        self, tokens: ow.Tensor, positions: ow.Tensor, slots: ow.Tensor, blocks: ow.Tensor, last: ow.Tensor, reach: int
+    ) -> ow.Tensor:
+        """The graph of a step: logits, from the arguments that `opweave.KVCache.feed` gives."""
+        assert self.cache is not None
+        return decode(self.config, self.weights, self.cache, self.plan.context, tokens, positions, slots, blocks, last,
+                      reach)  # fmt: skip
+
+    def _encoded(self, tokens: ow.Tensor, mask: ow.Tensor) -> ow.Tensor:
+        return encode(self.config, self.weights, tokens, mask, self._pooling)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def warm(self, tokens: int | None = None) -> None:
+        """Build the programs of single steps for all contexts up to so many tokens (all), with a bar of progress, so
+        that no step later waits for it."""
+        cache = self.decoder_cache()
+        reaches = [r for i, r in enumerate(cache.reaches) if not i or cache.reaches[i - 1] < (tokens or r)]
+        with self.lock:
+            for reach in shown(reaches, "building"):
+                rows = {1, self.plan.sequences}
+                for n in rows:
+                    one = np.zeros((n, 1), np.int64)
+                    self.step.program(one, one, one, np.zeros((n, 1), np.int64), np.zeros(n, np.int64), reach)
+
+    def advance(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Logits]:
+        """Feed the next tokens of sequences, in chunks, and return the logits that follow each.
+
+        Raises:
+            BoundsError: a sequence would be longer than the context, or a token is none; nothing has changed.
+            LifetimeError: the model was closed.
+        """
+        cache = self.decoder_cache()
+        for ids in tokens.values():
+            if any(not 0 <= token < self.config.vocabulary for token in ids):
+                raise BoundsError(f"tokens are ids from 0 to {self.config.vocabulary - 1:,}")
+        for sequence, ids in tokens.items():
+            if cache.lengths[sequence] + len(ids) > self.plan.context:
+                raise BoundsError(
+                    f"{cache.lengths[sequence]} tokens and {len(ids)} more are beyond the context of "
+                    f"{self.plan.context}; load the model with a larger context="
+                )
+        found: dict[int, Logits] = {}
+        with self.lock:
+            long = [sequence for sequence, ids in tokens.items() if len(ids) > 1]
+            for sequence in long:  # prompts alone: others would be padded to their length
+                ids = tokens[sequence]
+                for at in range(0, len(ids), CHUNK):
+                    found[sequence] = self._run({sequence: ids[at : at + CHUNK]})[sequence]
+            single = {sequence: ids for sequence, ids in tokens.items() if len(ids) == 1}
+            if single:
+                found |= self._run(single)
+        return found
+
+    def _run(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Logits]:
+        cache = self.decoder_cache()
+        before = {sequence: int(cache.lengths[sequence]) for sequence in tokens}
+        batch = cache.feed(tokens)
+        try:
+            logits = self.step(*batch)
+        except BaseException:
+            for sequence, length in before.items():
+                cache.truncate(sequence, length)
+            raise
+        return {sequence: logits[batch.rows[sequence]] for sequence in tokens}
+
+    def decoder_cache(self) -> ow.KVCache:
+        """The cache; raises `LifetimeError` where the model was closed, `UnsupportedOpError` of an encoder."""
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+        if self.cache is None:
+            raise UnsupportedOpError(f"{self.config.architecture} is an encoder: it embeds texts and continues none")
+        return self.cache
+
+    # --- texts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def template(self) -> Template:
+        """The chat template: the one given to `load`, the model's own, or Gemma's for a Gemma without one.
+
+        Raises:
+            FormatError: there is none, or it is not valid.
+        """
+        names = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos}
+        tokens = {name: "" if token is None else self.tokenizer.piece(token) for name, token in names.items()}
+        if self._template is not None:
+            return Template(BUILT_IN.get(self._template, self._template), tokens, "as given")
+        if self.file.chat_template is not None:
+            return Template(self.file.chat_template, tokens)
+        if self.config.architecture.startswith("gemma"):
+            return Template(BUILT_IN["gemma"], tokens, "gemma's, since the file has none")
+        raise FormatError(f"{self.file.path} has no chat template; give one (template=), such as 'chatml', or continue "
+                          "plain text with generate")  # fmt: skip
+
+    def room_after(self, prompt: Sequence[int], max_tokens: int) -> int:
+        """Tokens that an answer may have behind a prompt. Raises `BoundsError` where there is nothing to continue, or
+        no room."""
+        if not prompt:
+            raise BoundsError("there is nothing to continue; feed a text first")
+        room = self.plan.context - len(prompt)
+        if max_tokens < 1 or room < 1:
+            raise BoundsError(f"an answer has at least one token; asked for {max_tokens}, and the context has room for "
+                              f"{room}")  # fmt: skip
+        return room
+
+    def session(self) -> Session:
+        """A new, empty sequence; ``with model.session() as s: ...``. Raises `BoundsError` where none is free."""
+        return Session(self)
+
+    def generate(self, prompt: str, *, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Any:
+        """Continue a text: an iterator of `Piece`. Options as of `Session.generate`."""
+        with self.session() as session:
+            session.feed(prompt)
+            yield from session.generate(max_tokens, sampling, **options)
+
+    def chat(
+        self, messages: Sequence[Message], *, max_tokens: int = 512, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[Piece]:
+        """Answer a chat: an iterator of `Piece`. Options as of `Session.generate`."""
+        prompt = self.template.render(messages)
+        with self.session() as session:
+            session.feed(self.chat_ids(prompt))
+            yield from session.generate(max_tokens, sampling, **options)
+
+    def chat_ids(self, prompt: str) -> list[int]:
+        """The ids of a rendered template, which often writes the token that begins a text itself."""
+        ids = self.tokenizer.encode(prompt, special=False)
+        bos = self.tokenizer.bos
+        return [bos, *ids] if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos] else ids
+
+    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Embeddings of texts by an encoder, f32 of shape (texts, width).
+
+        Args:
+            texts: each is cut to the model's context.
+            normalize: to length 1.
+
+        Raises:
+            UnsupportedOpError: the model is a decoder.
+        """
+        if self.config.causal:
+            raise UnsupportedOpError(f"{self.config.architecture} is a decoder; texts are embedded by bert, nomic-bert")
+        if self._closed:
+            raise LifetimeError(f"{self!r} was closed")
+        found = np.zeros((len(texts), self.config.width), np.float32)
+        ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
+        for at in range(0, len(order), 32):
+            rows = order[at : at + 32]
+            length = 1 << (max(len(ids[i]) for i in rows) - 1).bit_length()
+            length = min(length, self.config.context)
+            count = 1 << (len(rows) - 1).bit_length()
+            tokens, mask = np.zeros((count, length), np.int64), np.zeros((count, length), np.bool_)
+            mask[:, 0] = True
+            for row, i in enumerate(rows):
+                tokens[row, : len(ids[i])], mask[row, : len(ids[i])] = ids[i], True
+            with self.lock:
+                found[rows] = self.step(tokens, mask)[: len(rows)]
+        if normalize:
+            found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        most = self.plan.context
+        return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+
+
+class Session:
+    """One sequence of a model: text is fed, answers are generated, and it goes on. Made by `Model.session`.
+
+    Attributes:
+        model: whose.
+        tokens: ids so far, those of answers too.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.tokens = model, list[int]()
+        with model.lock:
+            self._sequence: Final = model.decoder_cache().join()
+        self._open = True
+        self._logits: Logits | None = None
+        self._cancelled = threading.Event()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the sequence: its memory is free for another one."""
+        if self._open:
+            self._open = False
+            with self.model.lock:
+                if self.model.cache is not None:
+                    self.model.cache.release(self._sequence)
+
+    def feed(self, text: str | Sequence[int]) -> None:
+        """Append a text (the first one with the token that begins texts) or ids. It is computed at the next answer."""
+        ids = list(text) if not isinstance(text, str) else self.model.tokenizer.encode(text, special=not self.tokens)
+        if len(self.tokens) + len(ids) > self.model.plan.context:
+            raise BoundsError(
+                f"{len(self.tokens)} tokens and {len(ids)} more are beyond the context of {self.model.plan.context}; "
+                "load the model with a larger context="
+            )
+        self.tokens += ids
+
+    def logits(self) -> Logits:
+        """Compute what was fed and return the logits that follow, f32 of shape (vocabulary,)."""
+        return self._computed()
+
+    def cancel(self) -> None:
+        """End the answer that is being generated, from any thread."""
+        self._cancelled.set()
+
+    def generate(
+        self, max_tokens: int = 256, sampling: Sampling | None = None, *, stop: Sequence[str] = (),
+        logprobs: int | None = None, schema: Mapping[str, Any] | str | None = None,
+    ) -> Iterator[Piece]:  # fmt: skip
+        """Continue the sequence: pieces as they come. The tokens become part of it.
+
+        Args:
+            max_tokens: of the answer, at most; it also ends at the end of the context.
+            sampling: how tokens are chosen; ``None``: the most likely one.
+            stop: texts that end the answer, and do not belong to it.
+            logprobs: how many of the most likely tokens each piece lists with their probabilities.
+            schema: a JSON schema that the answer is held to (needs ``opweave-models[json]``).
+
+        Raises:
+            BoundsError: there is nothing to continue, or no room in the context.
+        """
+        model = self.model
+        room = model.room_after(self.tokens, max_tokens)
+        sampler = Sampler(sampling or Sampling(temperature=0), model.tokenizer, schema)
+        answer = Answer(model.tokenizer, sampler, self.tokens, min(max_tokens, room), stop, logprobs)
+        self._cancelled.clear()
+        begin, known = perf_counter(), self._known
+        logits = self._computed()
+        first = perf_counter()
+        model.stats = stats = Stats(len(self.tokens) - known, 0, first - begin)
+        while True:
+            piece = answer.accept(logits)
+            stats.tokens, stats.seconds = stats.tokens + 1, perf_counter() - first
+            if piece.token not in model.tokenizer.ends:
+                self.tokens.append(piece.token)
+            if piece.reason is None and self._cancelled.is_set():
+                piece = Piece(piece.text, piece.token, piece.logprob, piece.top, "cancelled")
+            yield piece
+            if piece.reason is not None:
+                return
+            logits = self._computed()
+
+    @property
+    def _known(self) -> int:
+        """Tokens whose keys and values the cache has."""
+        return int(self.model.decoder_cache().lengths[self._sequence])
+
+    def _computed(self) -> Logits:
+        if not self._open:
+            raise LifetimeError("this session was closed")
+        new = self.tokens[self._known :]
+        if new:
+            self._logits = self.model.advance({self._sequence: new})[self._sequence]
+        if self._logits is None:
+            raise BoundsError("there is nothing to continue; feed a text first")
+        return self._logits
+
+
+def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
+    """The tensors, floats of matrices rounded to blocks where that was asked for."""
+    if quantize is None:
+        return dict(file.tensors)
+    dtype = ow.as_dtype(quantize)
+    made: dict[str, Any] = {}
+    for name in shown(list(file.tensors), "quantizing"):
+        value = file.tensors[name]
+        plain = not isinstance(value, ow.Blocks) and value.ndim > 1 and "ffn_gate_inp" not in name
+        kind = dtype if plain and value.shape[-1] % dtype.block == 0 else ow.as_dtype("q8_0")
+        fits = plain and value.shape[-1] % kind.block == 0
+        made[name] = ow.quantize(np.asarray(value, np.float32), kind) if fits else value
+    return made

@@ -1,0 +1,207 @@
+"""`Sampling`: how the next token is chosen from logits; `Answer`: an answer as it grows, token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from opweave.errors import BoundsError, FormatError, Unavailable
+from opweave_models.tokenizer import Tokenizer
+
+__all__ = ["Answer", "Piece", "Sampler", "Sampling"]
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+Reason = Literal["stop", "length", "cancelled"]
+
+RECENT: Final = 64
+"""Tokens that the repetition penalty looks back at, as llama.cpp does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. The order is llama.cpp's: penalty, top-k, top-p, min-p, temperature.
+
+    Attributes:
+        temperature: divides the logits; 0: always the most likely token.
+        top_k: only so many of the most likely tokens; 0: all.
+        top_p: only the most likely ones that together reach this probability.
+        min_p: only tokens at least so likely, as a share of the most likely one.
+        repeat_penalty: logits of the last 64 tokens are divided by it (multiplied, where negative); 1: none.
+        seed: of the random numbers; the same seed gives the same text, on every device whose logits agree.
+
+    Raises:
+        BoundsError: a number outside of its range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        limits = {"temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1), "min_p": (0, 1),
+                  "repeat_penalty": (1e-3, 1e3), "seed": (0, 1 << 63)}  # fmt: skip
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise BoundsError(f"sampling: {name} is a number from {low:,} to {high:,}, not {value!r:.60}")
+            if name in ("top_k", "seed") and not isinstance(value, int):
+                raise BoundsError(f"sampling: {name} is a whole number, not {value!r:.60}")
+
+
+class Sampler:
+    """Chooses tokens of one answer; it owns the random numbers, and the schema that the answer is held to."""
+
+    def __init__(self, options: Sampling, tokenizer: Tokenizer, schema: Mapping[str, Any] | str | None = None) -> None:
+        self._options: Final = options
+        self._random: Final = np.random.default_rng(options.seed)
+        self._grammar: Final = None if schema is None else _Grammar(tokenizer, schema)
+
+    def choose(self, logits: Logits, recent: Sequence[int]) -> int:
+        """The next token.
+
+        Args:
+            logits: of one sequence, f32 of shape (vocabulary,); they are not changed.
+            recent: the tokens so far, by which repetition is judged.
+        """
+        options, scores = self._options, logits
+        if options.repeat_penalty != 1 and len(recent):
+            scores = scores.copy()
+            seen = np.unique(np.asarray(recent[-RECENT:]))
+            scores[seen] = np.where(scores[seen] > 0, scores[seen] / options.repeat_penalty,
+                                    scores[seen] * options.repeat_penalty)  # fmt: skip
+        if self._grammar is not None:
+            scores = self._grammar.masked(scores)
+        token = int(scores.argmax()) if options.temperature == 0 else self._drawn(scores)
+        if self._grammar is not None:
+            self._grammar.accept(token)
+        return token
+
+    @property
+    def finished(self) -> bool:
+        """The answer is complete by its schema."""
+        return self._grammar is not None and self._grammar.stopped
+
+    def _drawn(self, scores: Logits) -> int:
+        options = self._options
+        count = min(options.top_k or scores.size, scores.size)
+        best = np.argpartition(scores, -count)[-count:] if count < scores.size else np.arange(scores.size)
+        best = best[np.lexsort((best, -scores[best]))]  # the most likely first, the lower id among equals
+        values = scores[best].astype(np.float64)
+        shares = np.exp(values - values[0])
+        shares /= shares.sum()
+        kept = int(np.searchsorted(np.cumsum(shares), options.top_p)) + 1
+        kept = min(kept, max(1, int(np.count_nonzero(shares >= options.min_p * shares[0]))))
+        values = values[:kept] / options.temperature
+        shares = np.exp(values - values[0])
+        drawn = np.searchsorted(np.cumsum(shares), self._random.random() * shares.sum(), side="right")
+        return int(best[min(int(drawn), kept - 1)])
+
+
+class _Grammar:
+    """Which tokens continue a text that a JSON schema allows, by the library llguidance."""
+
+    def __init__(self, tokenizer: Tokenizer, schema: Mapping[str, Any] | str) -> None:
+        try:
+            import llguidance
+            import llguidance.numpy as masks
+        except ImportError:
+            raise Unavailable("answers are held to a schema by llguidance, which is not installed",
+                              remedy='pip install "opweave-models[json]"') from None  # fmt: skip
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        end = next(iter(sorted(tokenizer.ends)), None)
+        library: Any = llguidance.LLTokenizer(tokenizer.library.to_str(), eos_token=end)
+        self._masks: Any = masks
+        self._matcher: Any = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_json_schema(text))
+        if self._matcher.is_error():
+            raise FormatError(f"this is no JSON schema to hold an answer to: {self._matcher.get_error()}")
+        self._bits = masks.allocate_token_bitmask(1, library.vocab_size)
+
+    def masked(self, scores: Logits) -> Logits:
+        self._masks.fill_next_token_bitmask(self._matcher, self._bits, 0)
+        allowed = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little")[: scores.size]
+        allowed = np.pad(allowed, (0, scores.size - allowed.size))
+        return np.where(allowed.astype(np.bool_), scores, np.float32(-np.inf))
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to an answer.
+
+    Attributes:
+        text: the new text; "" within a character of several tokens, or while it may become a stop string.
+        token: its id.
+        logprob: natural logarithm of its probability, at temperature 1; ``None`` unless asked for.
+        top: the most likely tokens there with their logarithms, as many as were asked for.
+        reason: why the answer ends with this piece: ``"stop"`` (the model ended it, or a stop string came),
+            ``"length"``, ``"cancelled"``; ``None``: it goes on.
+    """
+
+    text: str
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    reason: Reason | None = None
+
+
+class Answer:
+    """An answer as it grows: samples, decodes, and finds its end.
+
+    Args:
+        tokenizer: of the model.
+        sampler: chooses the tokens.
+        prompt: ids before the answer, for the repetition penalty.
+        max_tokens: after so many it ends.
+        stop: texts that end it, and do not belong to it.
+        logprobs: how many of the most likely tokens each piece lists; ``None``: no probabilities.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, sampler: Sampler, prompt: Sequence[int], max_tokens: int,
+        stop: Sequence[str] = (), logprobs: int | None = None,
+    ) -> None:  # fmt: skip
+        self._tokenizer, self._sampler, self._stop = tokenizer, sampler, tuple(text for text in stop if text)
+        self._recent, self._left, self._logprobs = list(prompt), max_tokens, logprobs
+        self._stream = tokenizer.stream()
+        self._held = ""
+
+    def accept(self, logits: Logits) -> Piece:
+        """The next piece, from the logits that follow the tokens so far."""
+        token = self._sampler.choose(logits, self._recent)
+        self._recent.append(token)
+        self._left -= 1
+        logprob, top = self._probabilities(logits, token)
+        if token in self._tokenizer.ends:
+            return Piece(self._held + self._stream.finish(), token, logprob, top, "stop")
+        self._held += self._stream.add(token)
+        found = min((at for stop in self._stop if (at := self._held.find(stop)) >= 0), default=-1)
+        if found >= 0:
+            return Piece(self._held[:found], token, logprob, top, "stop")
+        reason: Reason | None = "stop" if self._sampler.finished else "length" if self._left <= 0 else None
+        if reason is not None:
+            return Piece(self._held + self._stream.finish(), token, logprob, top, reason)
+        kept = max((n for stop in self._stop for n in range(1, min(len(stop), len(self._held) + 1))
+                    if self._held.endswith(stop[:n])), default=0)  # fmt: skip
+        given, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return Piece(given, token, logprob, top)
+
+    def _probabilities(self, logits: Logits, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        if self._logprobs is None:
+            return None, ()
+        wide = logits.astype(np.float64)
+        shift = wide.max() + np.log(np.exp(wide - wide.max()).sum())
+        best = np.argsort(-wide, kind="stable")[: self._logprobs]
+        return float(wide[token] - shift), tuple((int(i), float(wide[i] - shift)) for i in best)

@@ -1,0 +1,324 @@
+"""`serve`: OpenAI's endpoints for chat, completions, embeddings and models, and a page to chat, by starlette."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from opweave.errors import BoundsError, FormatError, LifetimeError, OpweaveError, SchedulerError
+from opweave_models.batching import Batcher, Request
+from opweave_models.model import Model
+from opweave_models.sampling import Piece, Sampling
+
+__all__ = ["build", "serve"]
+
+LARGEST: Final = 4 << 20
+"""Bytes of the largest request."""
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def serve(model: Model, *, host: str, port: int, key: str | None, queue: int, timeout: float) -> None:
+    """Serve until the process is interrupted; then answers in progress are ended."""
+    uvicorn.run(build(model, key=key, queue=queue, timeout=timeout), host=host, port=port, log_level="info",
+                timeout_graceful_shutdown=5)  # fmt: skip
+
+
+def build(model: Model, *, key: str | None = None, queue: int = 16, timeout: float = 300.0) -> Starlette:
+    """The application, for any ASGI server."""
+    api = _Api(model, key, queue, timeout)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if model.config.causal:
+            await run_in_threadpool(model.warm)
+        yield
+        await run_in_threadpool(api.close)
+
+    return Starlette(lifespan=lifespan, routes=[
+        Route("/", api.page),
+        Route("/health", api.health),
+        Route("/v1/models", api.checked(api.models)),
+        Route("/v1/chat/completions", api.checked(api.chat), methods=["POST"]),
+        Route("/v1/completions", api.checked(api.completions), methods=["POST"]),
+        Route("/v1/embeddings", api.checked(api.embeddings), methods=["POST"]),
+    ])  # fmt: skip
+
+
+class _Refused(Exception):
+    """A request that gets an error of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class _Api:
+    def __init__(self, model: Model, key: str | None, queue: int, timeout: float) -> None:
+        self.model, self._key = model, key
+        self.name: Final = model.config.name or model.file.path.stem
+        self._batcher: Final = Batcher(model, waiting=queue, timeout=timeout) if model.config.causal else None
+
+    def close(self) -> None:
+        if self._batcher is not None:
+            self._batcher.close()
+
+    def checked(self, handler: Handler) -> Handler:
+        """The handler behind the key, with errors as OpenAI's clients read them."""
+
+        async def handle(request: HttpRequest) -> Response:
+            try:
+                given = request.headers.get("authorization", "").removeprefix("Bearer ")
+                if self._key is not None and not secrets.compare_digest(given.encode(), self._key.encode()):
+                    raise _Refused(401, "the key is missing or wrong")
+                return await handler(request)
+            except _Refused as error:
+                return _error(error.status, str(error))
+            except SchedulerError as error:
+                return _error(429, str(error))
+            except LifetimeError as error:
+                return _error(503, str(error))
+            except OpweaveError as error:
+                return _error(400, str(error))
+
+        return handle
+
+    # --- endpoints --------------------------------------------------------------------------------------------------
+
+    async def page(self, request: HttpRequest) -> Response:
+        return HTMLResponse(files("opweave_models").joinpath("chat.html").read_text(encoding="utf-8"))
+
+    async def health(self, request: HttpRequest) -> Response:
+        running, waiting = self._batcher.busy if self._batcher is not None else (0, 0)
+        return JSONResponse({"status": "ok", "running": running, "waiting": waiting})
+
+    async def models(self, request: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "opweave",
+                                                         "created": 0}]})  # fmt: skip
+
+    async def chat(self, request: HttpRequest) -> Response:
+        body = await _body(request)
+        messages = [_plain_message(message) for message in _list(body, "messages")]
+        prompt = self.model.chat_ids(self.model.template.render(messages))
+        count = body.get("top_logprobs", 0) if body.get("logprobs") else None
+        return await self._answer(request, body, prompt, count, chat=True)
+
+    async def completions(self, request: HttpRequest) -> Response:
+        body = await _body(request)
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if not isinstance(prompt, str):
+            raise _Refused(400, "prompt is one text")
+        return await self._answer(request, body, self.model.tokenizer.encode(prompt), body.get("logprobs"), chat=False)
+
+    async def embeddings(self, request: HttpRequest) -> Response:
+        body = await _body(request)
+        given = body.get("input")
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise _Refused(400, "input is a text, or a list of texts")
+        if len(texts) > 2048:
+            raise _Refused(400, "input has 2,048 texts at most")
+        found = await run_in_threadpool(self.model.embed, texts)
+        if body.get("encoding_format") == "base64":
+            import base64
+
+            rows: list[Any] = [base64.b64encode(row.tobytes()).decode() for row in found]
+        else:
+            rows = found.tolist()
+        count = sum(len(self.model.tokenizer.encode(text)) for text in texts)
+        return JSONResponse({
+            "object": "list", "model": self.name, "usage": {"prompt_tokens": count, "total_tokens": count},
+            "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)],
+        })  # fmt: skip
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self, request: HttpRequest, body: Mapping[str, Any], prompt: list[int], logprobs: Any, *, chat: bool
+    ) -> Response:
+        if self._batcher is None:
+            raise _Refused(400, f"{self.name} embeds texts, and continues none")
+        if body.get("n", 1) != 1:
+            raise _Refused(400, "one answer for each request (n)")
+        if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or
+                                     not 0 <= logprobs <= 20):  # fmt: skip
+            raise _Refused(400, "at most 20 of the most likely tokens are listed")
+        default = self.model.plan.context if chat else 16
+        most = body.get("max_completion_tokens") or body.get("max_tokens") or default
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise _Refused(400, "max_tokens is a number from 1 on")
+        stop = body.get("stop") or []
+        stop = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(text, str) for text in stop):
+            raise _Refused(400, "stop is a text, or up to 16")
+        submitted = self._batcher.submit(prompt, most, _sampling(body), stop=stop, logprobs=logprobs,
+                                         schema=_schema(body))  # fmt: skip
+        about = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time()),
+                 "model": self.name}  # fmt: skip
+        form = _Form(self.model, about, chat)
+        if body.get("stream") is True:
+            options = body.get("stream_options")
+            usage = isinstance(options, Mapping) and options.get("include_usage") is True
+            return StreamingResponse(self._streamed(request, submitted, form, len(prompt), usage),
+                                     media_type="text/event-stream")  # fmt: skip
+        pieces: list[Piece] = []
+        try:
+            async for piece in iterate_in_threadpool(_each(submitted)):
+                pieces.append(piece)
+                if await request.is_disconnected():
+                    break
+        finally:
+            submitted.cancel()
+        return JSONResponse(form.whole(pieces, len(prompt)))
+
+    async def _streamed(
+        self, request: HttpRequest, submitted: Request, form: _Form, prompt: int, usage: bool
+    ) -> AsyncIterator[str]:
+        count = 0
+        try:
+            async for piece in iterate_in_threadpool(_each(submitted)):
+                count += 1
+                yield f"data: {json.dumps(form.chunk(piece, first=count == 1))}\n\n"
+                if await request.is_disconnected():
+                    return
+            if usage:
+                yield f"data: {json.dumps({**form.chunk_about, 'choices': [], 'usage': _usage(prompt, count)})}\n\n"
+        except OpweaveError as error:
+            yield f"data: {json.dumps({'error': {'message': str(error), 'type': 'server_error'}})}\n\n"
+        finally:
+            submitted.cancel()  # of a client that went away, too
+        yield "data: [DONE]\n\n"
+
+
+class _Form:
+    """Pieces as OpenAI's clients read them."""
+
+    def __init__(self, model: Model, about: Mapping[str, Any], chat: bool) -> None:
+        self._model, self._about, self._chat = model, about, chat
+
+    @property
+    def chunk_about(self) -> dict[str, Any]:
+        return {**self._about, "object": "chat.completion.chunk" if self._chat else "text_completion"}
+
+    def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(piece), "logprobs": self._logprobs([piece])}
+        if self._chat:
+            choice["delta"] = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+        else:
+            choice["text"] = piece.text
+        return {**self.chunk_about, "choices": [choice]}
+
+    def whole(self, pieces: list[Piece], prompt: int) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(pieces[-1]) if pieces else "stop",
+                                  "logprobs": self._logprobs(pieces)}  # fmt: skip
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        return {**self._about, "object": "chat.completion" if self._chat else "text_completion", "choices": [choice],
+                "usage": _usage(prompt, len(pieces))}  # fmt: skip
+
+    def _logprobs(self, pieces: list[Piece]) -> Any:
+        if not pieces or pieces[0].logprob is None:
+            return None
+
+        def named(token: int, logprob: float | None) -> dict[str, Any]:
+            text = self._model.tokenizer.decode([token], special=True)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        if self._chat:
+            return {"content": [{**named(p.token, p.logprob), "top_logprobs": [named(*each) for each in p.top]}
+                                for p in pieces]}  # fmt: skip
+        names = [self._model.tokenizer.decode([p.token], special=True) for p in pieces]
+        tops = [{self._model.tokenizer.decode([t], special=True): lp for t, lp in p.top} for p in pieces]
+        return {"tokens": names, "token_logprobs": [p.logprob for p in pieces], "top_logprobs": tops}
+
+
+def _each(submitted: Request) -> Iterator[Piece]:
+    yield from submitted
+
+
+def _reason(piece: Piece) -> str | None:
+    return "stop" if piece.reason == "cancelled" else piece.reason
+
+
+def _usage(prompt: int, tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": None, "param": None}}, status)
+
+
+async def _body(request: HttpRequest) -> dict[str, Any]:
+    """The JSON of a request; it is not read beyond `LARGEST`."""
+    read = b""
+    async for part in request.stream():
+        read += part
+        if len(read) > LARGEST:
+            raise _Refused(413, f"a request has at most {LARGEST:,} bytes")
+    try:
+        body = json.loads(read)
+    except (ValueError, RecursionError):
+        raise _Refused(400, "the body is no JSON") from None
+    if not isinstance(body, dict):
+        raise _Refused(400, "the body is no JSON object")
+    return body
+
+
+def _list(body: Mapping[str, Any], key: str) -> list[Any]:
+    value = body.get(key)
+    if not isinstance(value, list):
+        raise _Refused(400, f"{key} is a list")
+    return value
+
+
+def _plain_message(message: Any) -> Any:
+    """A message whose content is parts of text, as newer clients send it, as one text."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    if not all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+               for part in content):  # fmt: skip
+        raise FormatError("only parts of text are understood")
+    return {**message, "content": "".join(part["text"] for part in content)}
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling:
+    """Sampling by OpenAI's names (its default temperature is 1), and llama.cpp's for what these lack."""
+    seed = body.get("seed")
+    names = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+    options: dict[str, Any] = {name: default if body.get(name) is None else body[name]
+                               for name, default in names.items()}  # fmt: skip
+    return Sampling(**options, seed=secrets.randbits(31) if seed is None else seed)
+
+
+def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    form = body.get("response_format")
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return None
+    if not isinstance(form, Mapping) or form.get("type") not in ("json_object", "json_schema"):
+        raise BoundsError("response_format is text, json_object or json_schema")
+    if form["type"] == "json_object":
+        return {"type": "object"}
+    schema = form.get("json_schema")
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
+        raise BoundsError("response_format.json_schema has a schema")
+    return dict(schema["schema"])

@@ -1,0 +1,293 @@
+"""`Tokenizer`: text to ids and back, by the library ``tokenizers``, from ``tokenizer.json`` or GGUF's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
+from tokenizers.decoders import DecodeStream
+
+from opweave.errors import FormatError, UnknownNameError
+from opweave_models.files import ModelFile
+
+__all__ = ["Stream", "Tokenizer", "read_tokenizer"]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of tokens in ``tokenizer.ggml.token_type``."""
+
+SPACE: Final = "▁"
+
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS: Final = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _CONTRACTIONS + r"\p{N}{1,3}" + _REST),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _CONTRACTIONS + r"\p{N}" + _REST),
+    **dict.fromkeys(
+        ("default", "gpt-2", "phi-2", "mpt", "olmo"),
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    ),
+}
+"""``tokenizer.ggml.pre`` -> the pattern of the pieces within which pairs of bytes are merged."""
+
+_DIGITS: Final = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
+"""Values of ``tokenizer.ggml.pre`` that split every digit off, then take the pieces of GPT-2."""
+
+_END_TEXTS: Final = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+                     "<EOT>", "<|eom_id|>")  # fmt: skip
+"""Control tokens that end an answer in the formats of chats, as llama.cpp knows them."""
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Attributes:
+        bos, eos: ids of the tokens that begin and end a text; ``None`` where there is none.
+        ends: ids of all tokens that end an answer.
+        add_bos, add_eos: whether `encode` adds them.
+        library: the tokenizer of the library ``tokenizers``.
+    """
+
+    def __init__(
+        self, library: Library, bos: int | None, eos: int | None, ends: Iterable[int], add_bos: bool, add_eos: bool
+    ) -> None:
+        self.library: Final = library
+        self.bos, self.eos, self.ends = bos, eos, frozenset(ends)
+        self.add_bos, self.add_eos = add_bos, add_eos
+
+    def __len__(self) -> int:
+        return self.library.get_vocab_size()
+
+    def encode(self, text: str, *, special: bool = True, parse: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Args:
+            text: any text; half characters, which UTF-8 cannot express, become the replacement character.
+            special: add the tokens that begin and end a text, as the model has it.
+            parse: control tokens that the text spells out (``<|im_end|>``) become these tokens; ``False``: a text of
+                somebody else cannot end its turn.
+        """
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        self.library.encode_special_tokens = not parse
+        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
+        if special:
+            begin = [self.bos] if self.add_bos and self.bos is not None else []
+            end = [self.eos] if self.add_eos and self.eos is not None else []
+            ids = [*begin, *ids, *end]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ids; ``special``: control tokens are written too."""
+        text: str = self.library.decode(list(ids), skip_special_tokens=not special)
+        return text
+
+    def piece(self, token: int) -> str:
+        """A token as the vocabulary spells it; "" of an id that it does not have."""
+        return self.library.id_to_token(token) or ""
+
+    def stream(self) -> Stream:
+        """A decoder of an answer, token by token."""
+        return Stream(self.library)
+
+
+class Stream:
+    """Decodes tokens as they come: each gives the text that is certain by then, which may be none."""
+
+    def __init__(self, library: Library) -> None:
+        self._library, self._stream = library, DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._given = 0
+
+    def add(self, token: int) -> str:
+        """The new text; "" within a character of several tokens."""
+        self._ids.append(token)
+        text: str = self._stream.step(self._library, token) or ""
+        self._given += len(text)
+        return text
+
+    def finish(self) -> str:
+        """What was held back: bytes that make no whole character, as replacement characters."""
+        text: str = self._library.decode(self._ids, skip_special_tokens=True)
+        rest, self._given = text[self._given :], len(text)
+        return rest
+
+
+def read_tokenizer(file: ModelFile) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Raises:
+        FormatError: a vocabulary that is missing, damaged or contradicts itself.
+        UnknownNameError: a kind of vocabulary, or of splitting text, that is not known here.
+    """
+    if file.tokenizer_json is not None:
+        return _from_json(file)
+    if "tokenizer.ggml.model" not in file.metadata:
+        raise FormatError(f"{file.path} has no tokenizer: neither tokenizer.json nor tokenizer.ggml.model")
+    try:
+        return _from_gguf(file)
+    except (FormatError, UnknownNameError):
+        raise
+    except Exception as error:  # the library raises plain exceptions
+        raise FormatError(f"{file.path}: its vocabulary makes no tokenizer: {error}") from error
+
+
+def _from_json(file: ModelFile) -> Tokenizer:
+    path, settings = file.tokenizer_json, file.metadata
+    assert path is not None
+    try:
+        library = Library.from_file(str(path))
+    except Exception as error:  # the library raises plain exceptions
+        raise FormatError(f"{path} is no tokenizer: {error}") from None
+    library.no_padding()
+    library.no_truncation()
+
+    def token(key: str) -> int | None:
+        value = settings.get(key)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        return library.token_to_id(value) if isinstance(value, str) else None
+
+    # What the library's post-processor adds to a text says what the model wants.
+    around = library.encode("a", add_special_tokens=True).ids
+    plain = library.encode("a", add_special_tokens=False).ids
+    front = around[0] if around[:1] != plain[:1] and around else None
+    back = around[-1] if around[-1:] != plain[-1:] and around else None
+    bos, eos = token("bos_token") if front is None else front, token("eos_token") if back is None else back
+    ends = {*file.ends, *([] if eos is None else [eos]), *_spelled_ends(library)}
+    return Tokenizer(library, bos, eos, ends, front is not None, back is not None)
+
+
+def _spelled_ends(library: Library) -> list[int]:
+    found = (library.token_to_id(text) for text in _END_TEXTS)
+    return [token for token in found if token is not None]
+
+
+# --- from GGUF ------------------------------------------------------------------------------------------------------
+
+
+def _from_gguf(file: ModelFile) -> Tokenizer:
+    data, path = file.metadata, file.path
+    pieces = data.get("tokenizer.ggml.tokens")
+    if not isinstance(pieces, list) or not pieces or not all(isinstance(piece, str) for piece in pieces):
+        raise FormatError(f"{path}: tokenizer.ggml.tokens are texts")
+    kinds = _column(path, data, "tokenizer.ggml.token_type", len(pieces), NORMAL)
+    model = data["tokenizer.ggml.model"]
+    makers = {"llama": _sentencepiece, "gpt2": _byte_pairs, "bert": _word_pieces, "t5": _unigram}
+    if model not in makers:
+        raise UnknownNameError("tokenizer", str(model)[:60], makers, f"(in {path})", listed=True)
+    library = makers[model](path, data, pieces, kinds)
+    library.add_special_tokens([
+        AddedToken(pieces[i], special=True, normalized=False) for i in np.flatnonzero(kinds == CONTROL)
+    ])  # fmt: skip
+    library.add_tokens([AddedToken(pieces[i], normalized=False) for i in np.flatnonzero(kinds == USER_DEFINED)])
+
+    def token(key: str, default: int | None = None) -> int | None:
+        value = data.get(f"tokenizer.ggml.{key}_token_id", default)
+        if value is None or (isinstance(value, int) and 0 <= value < len(pieces)):
+            return value
+        raise FormatError(f"{path}: tokenizer.ggml.{key}_token_id is no id of the vocabulary: {value!r:.60}")
+
+    if model == "bert":
+        bos, eos = token("cls", token("bos", 101)), token("seperator", 102)
+    else:
+        bos, eos = token("bos"), token("eos")
+    ends = {eos, token("eot"), token("eom"), *_spelled_ends(library)} - {None}
+    adds_bos = data.get("tokenizer.ggml.add_bos_token", model in ("llama", "bert", "t5"))
+    adds_eos = data.get("tokenizer.ggml.add_eos_token", model in ("bert", "t5"))
+    if model == "bert":  # the separator ends every text
+        adds_bos, adds_eos = True, True
+    return Tokenizer(library, bos, eos, ends, adds_bos is True, adds_eos is True)  # type: ignore[arg-type]
+
+
+def _column(path: object, data: Mapping[str, Any], key: str, count: int, default: float) -> np.ndarray[Any, Any]:
+    column = data.get(key)
+    if column is None:
+        return np.full(count, default)
+    if not isinstance(column, np.ndarray) or column.shape != (count,):
+        raise FormatError(f"{path}: {key} has a number for each of {count:,} tokens")
+    return column
+
+
+def _sentencepiece(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
+    """SentencePiece's byte-pair encoding: of all neighbours that make a piece, the pair of the highest score merges."""
+    scores = _column(path, data, "tokenizer.ggml.scores", len(pieces), 0.0)
+    ids = np.flatnonzero((kinds == NORMAL) | (kinds == UNUSED) | (kinds == USER_DEFINED))
+    usable = {pieces[i] for i in ids}
+    merges: list[tuple[str, str]] = []
+    for i in ids[np.argsort(-scores[ids], kind="stable")]:
+        piece = pieces[i]
+        merges += [(piece[:at], piece[at:]) for at in range(1, len(piece))
+                   if piece[:at] in usable and piece[at:] in usable]  # fmt: skip
+    unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    library = Library(models.BPE(
+        vocab=vocabulary, merges=merges, unk_token=pieces[unknown] if isinstance(unknown, int) else None,
+        fuse_unk=True, byte_fallback=True,
+    ))  # fmt: skip
+    prefix = data.get("tokenizer.ggml.add_space_prefix", True) is True
+    spaces = [normalizers.Replace(" ", SPACE)]
+    library.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), *spaces] if prefix else spaces)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return library
+
+
+def _byte_pairs(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
+    """GPT-2's byte-pair encoding: pieces of text by a pattern, within which merges are listed."""
+    lines = data.get("tokenizer.ggml.merges")
+    if not isinstance(lines, list):
+        raise FormatError(f"{path} lacks tokenizer.ggml.merges")
+    merges = [tuple(line.split(" ", 1)) for line in lines]
+    if any(len(pair) != 2 for pair in merges):
+        raise FormatError(f"{path}: tokenizer.ggml.merges are two pieces each, separated by a space")
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    library = Library(models.BPE(vocab=vocabulary, merges=merges, ignore_merges="llama" in str(_pre(data))))
+    library.pre_tokenizer = _splitting(path, _pre(data))
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _pre(data: Mapping[str, Any]) -> str:
+    return str(data.get("tokenizer.ggml.pre", "default"))
+
+
+def _splitting(path: object, pre: str) -> pre_tokenizers.PreTokenizer:
+    steps: list[Any] = []
+    if pre in _DIGITS:
+        steps, pre = [pre_tokenizers.Digits(individual_digits=True)], "gpt-2"
+    if pre not in _WORDS:
+        raise UnknownNameError("way to split text", pre[:60], (*_WORDS, *_DIGITS), f"(tokenizer.ggml.pre of {path})")
+    steps.append(pre_tokenizers.Split(Regex(_WORDS[pre]), "isolated"))
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _word_pieces(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
+    """BERT's word pieces. GGUF marks beginnings of words, where the library marks what continues one."""
+
+    def spelled(i: int, piece: str) -> str:
+        if kinds[i] == CONTROL or (piece.startswith("[") and piece.endswith("]") and len(piece) > 2):
+            return piece
+        return piece[1:] if piece.startswith(SPACE) else f"##{piece}"
+
+    vocabulary: dict[str, int] = {}
+    for i, piece in enumerate(pieces):
+        vocabulary.setdefault(spelled(i, piece), i)
+    unknown = data.get("tokenizer.ggml.unknown_token_id", 100)
+    unknown_piece = pieces[unknown] if isinstance(unknown, int) and 0 <= unknown < len(pieces) else "[UNK]"
+    library = Library(models.WordPiece(vocab=vocabulary, unk_token=unknown_piece, max_input_chars_per_word=100))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix="##")
+    return library
+
+
+def _unigram(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
+    """SentencePiece's unigram model: the pieces with the largest sum of scores."""
+    scores = _column(path, data, "tokenizer.ggml.scores", len(pieces), 0.0)
+    unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
+    library = Library(models.Unigram(list(zip(pieces, map(float, scores), strict=True)), unknown, False))
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always")
+    library.decoder = decoders.Metaspace(SPACE, "always")
+    return library
