@@ -104,7 +104,7 @@ def main() -> None:
         report.row(
             layers=layers, nodes=nodes, steps=len(calls), kernels_us=median(times["kernels"]) * 1e6,
             step_us=median(times["step"]) * 1e6, with_build_us=median(times["asked"]) * 1e6, beyond_us=beyond * 1e6,
-            limit_us=limit * 1e6,
+            limit_us=limit * 1e6, over_kernels=median(times["asked"]) / median(times["kernels"]),
         )  # fmt: skip
         decoder.scheduler.close()
     report.target("beyond its kernels over the limit, worst row", worst, 1.0, "")

@@ -31,10 +31,11 @@ from benchmarks.card.run import Outcome, run_parts
 
 CHECKS, SCENES, SPEED = "benchmarks.card.checks", "benchmarks.card.scenes", "benchmarks.card.speed"
 TWO_CPUS = (("OPWEAVE_CPU_DEVICES", "2"),)
+FEW_THREADS = (("TORCHINDUCTOR_COMPILE_THREADS", "2"),)  # of each of several processes
 
 PARTS: Final = (
-    Part("compile", "torch.compile fills its cache, beside the checks", f"{SPEED}:compile_ahead", 200, beside=True,
-         short=False),
+    Part("compile", "torch.compile fills its cache, beside the checks", f"{SPEED}:compile_ahead", 150, beside=True,
+         short=False, workers=0, environment=FEW_THREADS),
     Part("devices", "Devices and doctor", f"{CHECKS}:devices", 30),
     Part("smoke", "A case of every operation, a graph of every family", f"{CHECKS}:smoke", 35),
     Part("conformance", "Conformance: hygiene, memory, asynchrony, faults", f"{CHECKS}:conformance", 55, resumes=True),
@@ -46,7 +47,7 @@ PARTS: Final = (
     Part("ort", "ONNX Runtime on the same card", f"{SCENES}:ort", 20),
     Part("cards", "Several cards", f"{SCENES}:several", 25, environment=TWO_CPUS),
     Part("peaks", "What the card can do: bandwidth, products, transfers", f"{SPEED}:peaks", 20, alone=True),
-    Part("chain", "Speed: a chain of additions", f"{SPEED}:chain_of_additions", 25, alone=True),
+    Part("chain", "Speed: a chain of additions", f"{SPEED}:chain_of_additions", 30, alone=True),
     Part("encoder", "Speed: MiniLM-L6", f"{SPEED}:encoder", 50, alone=True),
     Part("decoder", "Speed: a decoder's step", f"{SPEED}:decoder", 35, alone=True),
     Part("training", "Speed: a training step", f"{SPEED}:training", 25, alone=True),
