@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -232,6 +232,15 @@ def _outputs(result: Any, function: Function) -> Outputs:
     return check(result)
 
 
+class Options(TypedDict, total=False):
+    """The arguments of `compile` behind its first one."""
+
+    devices: Where | Sequence[Where] | Scheduler | None
+    max_shapes: Mapping[str, Sequence[int]] | None
+    precision: Precision | Mapping[str, Precision] | None
+    on_device: bool
+
+
 class Decorator(Protocol):
     """What `compile` returns where it is called without a function."""
 
@@ -246,49 +255,19 @@ class Decorator(Protocol):
 
 
 @overload
-def compile(
-    target: Tensor | Callable[..., Tensor],
-    *,
-    devices: Where | Sequence[Where] | Scheduler | None = ...,
-    max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    precision: Precision | Mapping[str, Precision] | None = ...,
-    on_device: bool = ...,
-) -> Function[Array]: ...
+def compile(target: Tensor | Callable[..., Tensor], **options: Unpack[Options]) -> Function[Array]: ...
 @overload
 def compile(
-    target: Mapping[str, Tensor] | Callable[..., Mapping[str, Tensor]],
-    *,
-    devices: Where | Sequence[Where] | Scheduler | None = ...,
-    max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    precision: Precision | Mapping[str, Precision] | None = ...,
-    on_device: bool = ...,
+    target: Mapping[str, Tensor] | Callable[..., Mapping[str, Tensor]], **options: Unpack[Options]
 ) -> Function[dict[str, Array]]: ...
 @overload
 def compile(
-    target: Sequence[Tensor] | Callable[..., Sequence[Tensor]],
-    *,
-    devices: Where | Sequence[Where] | Scheduler | None = ...,
-    max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    precision: Precision | Mapping[str, Precision] | None = ...,
-    on_device: bool = ...,
+    target: Sequence[Tensor] | Callable[..., Sequence[Tensor]], **options: Unpack[Options]
 ) -> Function[tuple[Array, ...]]: ...
 @overload
-def compile(
-    target: Callable[..., Any] | Outputs,
-    *,
-    devices: Where | Sequence[Where] | Scheduler | None = ...,
-    max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    precision: Precision | Mapping[str, Precision] | None = ...,
-    on_device: bool = ...,
-) -> Function: ...
+def compile(target: Callable[..., Any] | Outputs, **options: Unpack[Options]) -> Function: ...
 @overload
-def compile(
-    *,
-    devices: Where | Sequence[Where] | Scheduler | None = ...,
-    max_shapes: Mapping[str, Sequence[int]] | None = ...,
-    precision: Precision | Mapping[str, Precision] | None = ...,
-    on_device: bool = ...,
-) -> Decorator: ...
+def compile(**options: Unpack[Options]) -> Decorator: ...
 def compile(
     target: Any = None,
     *,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from opweave.runtime.stream import Stream
 
 __all__ = ["Registry", "load_alone"]
+
+T = TypeVar("T")
 
 
 class Registry:
@@ -385,27 +387,27 @@ class Registry:
         with self._lock:
             self.load_hook_modules()
             loading.add_own_hooks(self.hooks)
-            found: list[FileFormat] = []
-            for name, module in list(self.hooks.implementers("opweave_formats")):
-                try:
-                    found += loading.items_of(self.hooks, module, "opweave_formats", FileFormat, "formats")
-                except Exception as error:
-                    self.hooks.warn("opweave_formats", name, error)
-            return tuple(found)
+            hook = "opweave_formats"
+            return tuple(self._offered(hook, lambda m: loading.items_of(self.hooks, m, hook, FileFormat, "formats")))
 
     def placements(self) -> dict[str, Any]:
         """The strategies of placement of all plugins by name; of two with one name that of the first plugin. Imports
         the plugins that may have hooks, without looking for devices."""
         with self._lock:
             self.load_hook_modules()
-            found: dict[str, Any] = {}
-            for name, module in list(self.hooks.implementers("opweave_placements")):
-                try:
-                    for offered in self.hooks.call(module, "opweave_placements"):
-                        found = {**offered, **found}
-                except Exception as error:
-                    self.hooks.warn("opweave_placements", name, error)
-            return found
+            hook = "opweave_placements"
+            offered = self._offered(hook, lambda module: map(dict, self.hooks.call(module, hook)))
+            return {name: strategy for each in reversed(offered) for name, strategy in each.items()}
+
+    def _offered(self, hook: str, offers: Callable[[object], Iterable[T]]) -> list[T]:
+        """What the implementations of a hook in all modules offer; a `RuntimeWarning` names those that fail."""
+        found: list[T] = []
+        for name, module in list(self.hooks.implementers(hook)):
+            try:
+                found += list(offers(module))
+            except Exception as error:
+                self.hooks.warn(hook, name, error)
+        return found
 
     def file_format(self, path: str | os.PathLike[str]) -> FileFormat:
         """The format of a file, recognized by its first bytes, else by its suffix.

@@ -20,9 +20,9 @@ from opweave.errors import OpweaveError
 from opweave.graph.dtypes import u8
 from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
 from opweave.graph.work import work
-from opweave.runtime.host.contention import seconds_waited
 from opweave.scheduler.place.capabilities import at_precision
 from opweave.scheduler.place.target import Target, unbound_step
+from opweave_cost.contention import seconds_waited
 from opweave_cost.cost_model import Curve, OpCost, Profile, measured_type
 
 if TYPE_CHECKING:

@@ -412,6 +412,6 @@ def _memory(arg: Arg) -> Buffer:
     return arg.buffer
 
 
-def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, value: int = -1, handle: Any = None) -> Arg:
+def dense_arg(buffer: Buffer, offset: int, dtype: DType, shape: Shape, handle: Any = None) -> Arg:
     """A dense (row-major) operand at byte ``offset`` of ``buffer``."""
-    return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle, value)
+    return Arg(buffer, offset, dtype, shape, dense_strides(shape, dtype), handle)

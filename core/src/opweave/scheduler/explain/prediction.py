@@ -1,4 +1,4 @@
-"""The strategy of placement ``"cost"``, where it is installed: it also predicts what was placed otherwise."""
+"""The strategy of placement that also predicts what was placed otherwise, where one is installed: ``"cost"``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Predictor", "find_predictor", "predictor"]
 
 
 class Predictor(Protocol):
-    """A strategy that also predicts what was placed otherwise: ``"cost"``."""
+    """A strategy that also predicts what was placed otherwise."""
 
     def __call__(self, problem: PlacementProblem, /) -> tuple[Assignment, Prediction | None]: ...
 
@@ -38,14 +38,14 @@ class Predictor(Protocol):
 
 
 def predictor() -> Predictor:
-    """The strategy ``"cost"``.
+    """The first strategy that predicts.
 
     Raises:
-        SchedulerError: as `strategy`.
+        SchedulerError: there is none; it says what to install.
     """
-    return cast("Predictor", strategy("cost"))
+    return find_predictor() or cast("Predictor", strategy("cost"))
 
 
 def find_predictor() -> Predictor | None:
-    """The strategy ``"cost"``, ``None`` without the package that offers it."""
-    return cast("Predictor | None", registry.REGISTRY.placements().get("cost"))
+    """The first strategy that predicts, ``None`` without a package that offers one."""
+    return next((offered for offered in registry.REGISTRY.placements().values() if hasattr(offered, "predict")), None)

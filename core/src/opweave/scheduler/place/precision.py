@@ -5,7 +5,7 @@ Also `rebuilt`: graphs made anew with other leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,16 +24,11 @@ Allowed = tuple[tuple[str, Precision], ...]
 """Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
 
 
-def rebuilt(
-    outputs: Sequence[Tensor],
-    known: Mapping[Tensor, Tensor],
-    make: Callable[[Tensor, tuple[Tensor, ...]], Tensor] | None = None,
-) -> tuple[Tensor, ...]:
+def rebuilt(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """``outputs`` with other tensors in place of those in ``known`` and what follows from them.
 
     Args:
         known: tensor -> what stands in for it; everything behind it is left out.
-        make: called with each node that is no view and its new sources; default: the same operation on these.
     """
     new: dict[Tensor, Tensor] = dict(known)
     for tensor in _ancestors(outputs, known):
@@ -44,8 +39,7 @@ def rebuilt(
         elif tensor.op.is_view:
             new[tensor] = view_again(tensor, new[tensor.srcs[0]], tuple([new[s] for s in tensor.srcs[1:]]))
         else:
-            srcs = tuple([new[s] for s in tensor.srcs])
-            new[tensor] = make(tensor, srcs) if make is not None else node(tensor.op, srcs, tensor.attrs)
+            new[tensor] = node(tensor.op, tuple([new[s] for s in tensor.srcs]), tensor.attrs)
     return tuple([new[output] for output in outputs])
 
 

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import pytest
 
-from opweave.runtime.host.contention import TASKS, seconds_waited
+from opweave_cost.contention import TASKS, seconds_waited
 
 
 def test_the_threads_of_a_process_are_added_up(tmp_path: Path) -> None:
