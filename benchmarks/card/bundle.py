@@ -1,8 +1,8 @@
 """A folder of wheels by which opweave is installed on a machine without a registry.
 
-It has our packages and what they need, but for torch, which the machine brings with it, in the build for its card, and
-ONNX Runtime, whose build for cards is several hundred MB. ``pip install --no-index --find-links DIR opweave-torch ...``
-takes from it what the machine lacks.
+It has all our packages, and what those for a card need, but for torch, which the machine brings with it, in the build
+for its card, and ONNX Runtime, whose build for cards is several hundred MB. ``pip install --no-index --find-links DIR
+opweave-torch ...`` takes from it what the machine lacks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LIMIT: Final = 60 << 20
 """Bytes that the wheels may take."""
 
-PACKAGES: Final = ("core", "plugins/conformance", "plugins/cpu", "plugins/opencl", "plugins/ort", "plugins/torch",
-                   "plugins/training", "frontends/onnx")  # fmt: skip
-
 NEEDED: Final = ("hypothesis", "jinja2", "ml_dtypes", "numpy", "packaging", "pluggy", "pyopencl", "pytest",
                  "pytest-timeout", "rich", "safetensors", "threadpoolctl", "typer")  # fmt: skip
-"""What our packages and the tests need, with what those need."""
+"""What the packages for a card and the tests need, with what those need."""
 
 PLATFORMS: Final = (*[f"manylinux_2_{n}_x86_64" for n in (28, 27, 24, 17)], "manylinux2014_x86_64", "any")
 
@@ -41,7 +38,7 @@ def make_bundle(folder: Path, python: str) -> int:
     for old in folder.glob("*.whl"):
         old.unlink()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    ours = [str(ROOT / package) for package in PACKAGES]
+    ours = [str(found.parent) for found in sorted((*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")))]
     platforms = [word for name in PLATFORMS for word in ("--platform", name)]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(folder), *ours], check=True)
     subprocess.run(
@@ -49,7 +46,7 @@ def make_bundle(folder: Path, python: str) -> int:
          "-c", str(ROOT / "requirements/constraints.txt"), "-d", str(folder), *NEEDED], check=True,
     )  # fmt: skip
     size = sum(wheel.stat().st_size for wheel in folder.glob("*.whl"))
-    names = " ".join(f"opweave-{name}" for name in ("torch", "cpu", "conformance", "training", "opencl"))
+    names = "opweave-torch opweave-cpu opweave-conformance opweave-training opweave-opencl hypothesis pytest-timeout"
     print(f"{len(list(folder.glob('*.whl')))} wheels, {size / 2**20:.1f} MiB, for Python {python}. There:")
     print(f"python3 -m pip install --no-index --find-links {folder} {names}")
     if size > LIMIT:

@@ -93,6 +93,33 @@ def test_a_plan_that_waits_for_the_host_is_not_captured(card):
             got = program.run(x=np.full(8, value, np.float32))
             np.testing.assert_array_equal(got, np.full(8, (2 * value + 1) * 3, np.float32))
         assert "not a CUDA graph: custom" in program.explain()
+    assert torch.randn(8, device="cuda:0").isfinite().all(), "torch's random generator is usable"
+
+
+def test_others_capture_after_us_outside_of_inference_mode(card):
+    _, h = chain(3)
+    with ow.Scheduler([card, ow.device("host")]) as scheduler:
+        program = scheduler.build(h)
+        for _ in range(3):
+            program.run(x=np.ones(256, np.float32))
+        x, graph = torch.ones(4, device="cuda:0"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2
+        graph.replay()
+        assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_a_captured_plan_has_workspaces_of_its_own(card):
+    rng = np.random.default_rng(0)
+    weight = ow.weights({"w": rng.standard_normal((512, 512), np.float32)}, device=card)["w"]
+    x = ow.input("x", (64, 512))
+    feed = rng.standard_normal((64, 512), np.float32)
+    with ow.Scheduler([card, ow.device("host")]) as scheduler:
+        program = scheduler.build(ow.linear(ow.linear(x, weight), weight))
+        want = [program.run(x=feed) for _ in range(3)][-1]
+        torch._C._cuda_clearCublasWorkspaces()  # as torch.compile(mode="reduce-overhead") does
+        torch.cuda.empty_cache()
+        np.testing.assert_array_equal(program.run(x=feed), want)
 
 
 def test_without_graphs_there_is_a_call_for_each_step(card):
