@@ -114,6 +114,11 @@ def test_folders_with_other_numbers_are_refused(tmp_path, changed, said):
         models.open_model(tmp_path)
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ow.FormatError, match=r"nothing\.gguf cannot be read"):
+        models.open_model(tmp_path / "nothing.gguf")
+
+
 def test_a_missing_tensor_is_named(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "clip")
     writer.add_tensor("a", np.zeros((2, 2), np.float32))

@@ -93,3 +93,22 @@ def test_a_client_that_goes_away_frees_its_sequence(served, client):
     answer = client.completions.create(model="m", prompt="in", max_tokens=2, temperature=0)
     assert answer.usage.completion_tokens == 2
     assert "chat" in httpx.get(served[1]).text
+
+
+def test_the_page_chats(served, tmp_path):
+    from tests.support.chromium import PROGRAM, Chromium
+
+    if PROGRAM is None:
+        pytest.skip("needs Chromium")
+    browser = Chromium(tmp_path / "profile")
+    try:
+        browser.open(f"{served[1]}/#key=secret")
+        browser.run("document.getElementById('text').value = 'in the one'; document.getElementById('send').click()")
+        browser.wait_for("document.getElementById('speed').textContent.includes('tokens a second') && !running")
+        assert browser.run("document.querySelectorAll('.message.user').length") == 1
+        assert browser.run("document.querySelector('.assistant').textContent")
+        assert not browser.run("document.querySelectorAll('.error').length")
+        browser.run("document.getElementById('clear').click()")
+        assert browser.run("document.querySelectorAll('.message').length") == 0
+    finally:
+        browser.close()

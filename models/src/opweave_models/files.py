@@ -73,13 +73,19 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
             ``tokenizer.json``.
 
     Raises:
-        FormatError: a damaged file, missing or contradicting metadata, a missing or misshapen tensor; the message names
-            the file and the tensor.
+        FormatError: a file that cannot be read or is damaged, missing or contradicting metadata, a missing or misshapen
+            tensor; the message names the file and the tensor.
         UnknownNameError: another architecture.
         DTypeError: a tensor of a type that opweave does not have.
-        OSError: the file is not there, or cannot be read.
     """
     place = Path(path)
+    try:
+        return _open(place)
+    except OSError as error:
+        raise FormatError(f"{place} cannot be read: {error.strerror or error}") from None
+
+
+def _open(place: Path) -> ModelFile:
     if place.is_dir() and (place / "config.json").exists():
         return _open_folder(place)
     found = read_tensors(place)

@@ -1,0 +1,50 @@
+"""Encoders against transformers, on the same folder: embeddings of texts of different lengths in one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("opweave_cpu")
+models = pytest.importorskip("opweave_models")
+
+TEXTS = ["the quick fox", "a", "the fox the fox the quick dog a the", "quickest unknown"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "fox", "dog", "a", "##est", "##s"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from tokenizers import BertWordPieceTokenizer
+
+    path = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    BertWordPieceTokenizer(str(path / "vocab.txt")).save(str(path / "tokenizer.json"))
+    return path, model
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_embeddings_are_those_of_transformers(folder, pooling):
+    path, model = folder
+    with models.load(path, "cpu", precision="exact", pooling=pooling) as llm:
+        found = llm.embed(TEXTS, normalize=False)
+        unit = llm.embed(TEXTS)
+        ids = [llm.tokenizer.encode(text) for text in TEXTS]
+    for row, tokens in zip(found, ids, strict=True):
+        assert (tokens[0], tokens[-1]) == (2, 3)
+        with torch.no_grad():
+            states = model(torch.tensor([tokens])).last_hidden_state[0].numpy()
+        truth = states.mean(0) if pooling == "mean" else states[0]
+        np.testing.assert_allclose(row, truth, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-5)
