@@ -120,7 +120,7 @@ def generate(
     quantize: Quantize = None, max_tokens: MaxTokens = 128, temperature: Temperature = 0.0, top_k: TopK = 40,
     top_p: TopP = 0.95, min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the answer. Repeatable.")] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", help="A JSON schema that the answer is held to.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", exists=True, dir_okay=False, help="A JSON schema that the answer is held to.")] = None,
 ) -> None:  # fmt: skip
     """Continue a text with a model."""
     text = sys.stdin.read() if prompt == "-" else prompt
