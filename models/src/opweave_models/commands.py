@@ -44,6 +44,10 @@ TopP = Annotated[float, typer.Option("--top-p")]
 MinP = Annotated[float, typer.Option("--min-p")]
 Penalty = Annotated[float, typer.Option("--repeat-penalty")]
 Seed = Annotated[int, typer.Option("--seed")]
+Schema = Annotated[
+    Path | None,
+    typer.Option("--schema", exists=True, dir_okay=False, help="A JSON schema that the answer is held to."),
+]
 
 CHAT_HELP: Final = "/clear begins a new chat, /quit or the end of the input ends it"
 
@@ -120,7 +124,7 @@ def generate(
     quantize: Quantize = None, max_tokens: MaxTokens = 128, temperature: Temperature = 0.0, top_k: TopK = 40,
     top_p: TopP = 0.95, min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the answer. Repeatable.")] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", exists=True, dir_okay=False, help="A JSON schema that the answer is held to.")] = None,
+    schema: Schema = None,
 ) -> None:  # fmt: skip
     """Continue a text with a model."""
     text = sys.stdin.read() if prompt == "-" else prompt
