@@ -57,7 +57,6 @@ NUMBERS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
         ("tuning.py", "256"): "work-items that tiles need",
     },
     "opweave_ort": {
-        ("calls.py", "KEPT"): "how many bindings are kept",
         ("device.py", "SWITCH_FLOPS"): "where a step is placed",
         ("doctor.py", "NEWEST_MAJOR"): "a version",
         ("kernels/experts.py", "4"): "bytes of a type",
