@@ -42,6 +42,7 @@ LATE = {
     "errors": "difflib",
     "formats.hooks": "formats.gguf formats.safetensors",
     "progress": "rich.console rich.progress",
+    "registry.compatibility": "packaging.version",
     "registry.discovery": "importlib.metadata packaging.requirements",
     "registry.hooks": "pluggy registry.hookspecs",
     "registry.isolation": "hashlib json runtime.host.cache signal subprocess tempfile",

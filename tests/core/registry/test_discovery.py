@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from opweave.errors import Incompatible, NameConflict, Unavailable, UnknownNameError
+from opweave.errors import NameConflict, Unavailable, UnknownNameError
 from opweave.registry import State
-from opweave.registry.discovery import requirements, why_incompatible
+from opweave.registry.discovery import requirements
 from tests.support.plugins_for_tests import PluginFolder, backend, by_name, write_distribution
 
 
@@ -91,41 +91,9 @@ def test_names_that_no_device_can_have_are_refused(folder, name):
     assert "cannot be the name of a backend" in broken[0].error
 
 
-class TestIncompatible:
-    def test_is_read_from_the_requirement_before_import(self, folder):
-        folder.add("future", "raise SystemExit('imported')", requires=("opweave>=7,<8",))
-        registry = folder.registry()
-        record = by_name(registry.load_all())["future"]
-        assert record.state is State.INCOMPATIBLE
-        assert "opweave<8,>=7" in record.error
-        assert "pip install --upgrade opweave-future" in record.remedy
-        assert not folder.imported()
-        with pytest.raises(Incompatible, match="opweave-future") as caught:
-            registry.device("future:0")
-        assert (caught.value.plugin, caught.value.distribution, caught.value.version) == (
-            "future", "opweave-future", "1.0"
-        )  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("requires", "version", "fits"),
-        [
-            (["opweave>=0.1,<0.2"], "0.1.7", True),
-            (["opweave>=0.1,<0.2"], "0.2.0", False),
-            (["opweave>=0.1"], "0.2.0.dev3", True),
-            (["OPWEAVE ~= 0.3"], "0.2.0", False),
-            (["opweave>=9; extra == 'later'"], "0.1.0", True),
-            (["opweave>=9; python_version < '3'"], "0.1.0", True),
-            (["numpy>=9", "???"], "0.1.0", True),
-            ([], "0.1.0", True),
-            (["opweave>=9"], None, True),
-        ],
-    )
-    def test_by_the_rules_of_version_specifiers(self, requires, version, fits):
-        assert (why_incompatible("x", requires, version) is None) == fits
-
-    def test_requirements_are_those_that_hold_here(self):
-        lines = ["numpy", "ml-dtypes>=0.5", "???", "late>=2; extra == 'x'", "old; python_version < '3'"]
-        assert [str(requirement) for requirement in requirements(lines)] == ["numpy", "ml-dtypes>=0.5"]
+def test_requirements_are_those_that_hold_here():
+    lines = ["numpy", "ml-dtypes>=0.5", "???", "late>=2; extra == 'x'", "old; python_version < '3'"]
+    assert [str(requirement) for requirement in requirements(lines)] == ["numpy", "ml-dtypes>=0.5"]
 
 
 class TestConflicts:

@@ -1,10 +1,9 @@
 """The contract between the core and backends: what an author implements, and what opweave guarantees in return.
 
 Read `backend` (what a plugin registers), `device` (memory, and what runs), `kernels` and `step` (what a kernel is
-given)
-first: they make a working backend. Then, as a device needs them: `tunable` (numbers by which kernels choose their
-paths), `workspace`, `stream` (work that is queued, fused or compiled), `memory` (special kinds of it), `collectives`.
-`transfers` has what hooks do by default.
+given) first: they make a working backend. Then, as a device needs them: `tunable` (numbers by which kernels choose
+their paths), `workspace`, `stream` (work that is queued, fused or compiled), `memory` (special kinds of it),
+`collectives`. `transfers` has what hooks do by default; `version` says which version of the contract this is.
 
 Hooks begin with an underscore. The classes that authors subclass, `Device`, `Stream` and `BufferType`, have the
 finished methods too; they lie in `opweave.runtime`, which need not be read, and are imported from here as everything
@@ -21,6 +20,7 @@ from opweave.contract.step import Arg, Call, Group, Single, Step, first_equals
 from opweave.contract.stream import Launch, Range
 from opweave.contract.transfers import Rows, flat_rows
 from opweave.contract.tunable import NEVER, Limit, Limits, Tunable
+from opweave.contract.version import VERSION
 from opweave.lazy import later
 
 if TYPE_CHECKING:
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from opweave.runtime.worker import WorkerStream
 
 __all__ = [
-    "HOST_SPACE", "NEVER", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport", "Collectives",
-    "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "Limit", "Limits", "MemorySpace",
-    "MultiBuffer", "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError", "Stream",
-    "Structure", "Tunable", "Usage", "WorkerStream", "check_threads", "first_equals", "flat_rows",
-    "flops", "mapped", "pointwise_groups",
-    "structure_of",
+    "HOST_SPACE", "NEVER", "VERSION", "Arg", "Backend", "Buffer", "BufferType", "Call", "Caps", "CollectiveSupport",
+    "Collectives", "Device", "DeviceProps", "Event", "Features", "Group", "Kind", "Launch", "Limit", "Limits",
+    "MemorySpace", "MultiBuffer", "Offloading", "Plan", "Range", "Rows", "SetThreads", "Single", "Step", "StepError",
+    "Stream", "Structure", "Tunable", "Usage", "WorkerStream", "check_threads", "first_equals", "flat_rows", "flops",
+    "mapped", "pointwise_groups", "structure_of",
 ]  # fmt: skip
 
 _RUNTIME = {

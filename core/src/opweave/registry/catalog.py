@@ -12,6 +12,7 @@ from typing import Final
 from opweave.contract.backend import Backend
 from opweave.errors import NameConflict, OpweaveError, PluginError, Unavailable, UnknownNameError
 from opweave.registry import discovery
+from opweave.registry.compatibility import why_incompatible
 from opweave.registry.devices import adopt, devices_of
 from opweave.registry.discovery import Selection
 from opweave.registry.naming import canonical, check_name, key
@@ -113,7 +114,7 @@ class Catalog:
         except PluginError as error:
             plugin.fail(error)
             return
-        incompatible = discovery.why_incompatible(plugin.distribution, plugin.requires, self.host.version)
+        incompatible = why_incompatible(plugin.distribution, plugin.requires, self.host.version)
         if incompatible is not None:
             plugin.fail(incompatible)
 

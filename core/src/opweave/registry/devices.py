@@ -10,6 +10,7 @@ from opweave.contract.device import Kind
 from opweave.contract.kernels import KernelTable
 from opweave.contract.memory import MemorySpace
 from opweave.errors import Broken, PluginError, Unavailable
+from opweave.registry.compatibility import check_hooks
 from opweave.registry.isolation import TookTooLong, call
 from opweave.registry.measured import load_tunables
 from opweave.registry.naming import device_names
@@ -28,7 +29,9 @@ def devices_of(backend: Backend) -> list[Device]:
     Raises:
         Unavailable: none, where the backend is not dynamic, or the backend says so.
         Broken: it returned something other than devices, or invalid ones.
+        Incompatible: it, or one of them, overrides a hook that is no longer called.
     """
+    check_hooks("Backend", type(backend))
     what = f"{type(backend).__name__}.devices()"
     devices: list[Device] = []
     for device in call(what, lambda: listed(backend.devices(), what)):
@@ -44,7 +47,8 @@ def devices_of(backend: Backend) -> list[Device]:
 
 
 def check_device(device: object) -> None:
-    """Raises `Broken` if an attribute of a device is missing or invalid."""
+    """Raises `Broken` if an attribute of a device is missing or invalid, and `Incompatible` if it overrides a hook that
+    is no longer called."""
     cls = type(device).__name__
     if not isinstance(device, Device):
         raise Broken(f"{described(device)} is no opweave.Device")
@@ -64,6 +68,9 @@ def check_device(device: object) -> None:
             raise Broken(f"{cls} is in {described(space)}, which is no MemorySpace")
     if not isinstance(device.stream_class, type) or not issubclass(device.stream_class, Stream):
         raise Broken(f"{cls}.stream_class is {described(device.stream_class)}, not a class of streams")
+    check_hooks("Device", type(device))
+    check_hooks("Stream", device.stream_class)
+    check_hooks("BufferType", lambda: [type(kind) for kind in device.buffer_types])
 
 
 def adopt(backend: Backend, devices: Sequence[Device], existing: Iterable[Device] = ()) -> None:

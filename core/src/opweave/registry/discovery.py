@@ -26,7 +26,7 @@ from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SU
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, NamedTuple
 
-from opweave.errors import Broken, Incompatible, Unavailable
+from opweave.errors import Broken, Unavailable
 from opweave.registry.naming import canonical, key
 from opweave.registry.records import Plugin
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP", "HOOKS", "Selection", "at_path", "core_version", "from_file", "in_folder", "installed", "is_plugin_file",
-    "is_plugin_file_name", "names", "requirements", "version_of", "why_incompatible",
+    "is_plugin_file_name", "names", "requirements", "version_of",
 ]  # fmt: skip
 
 GROUP = "opweave.backends"
@@ -296,18 +296,3 @@ def requirements(requires: Sequence[str]) -> Iterator[Requirement]:
             continue
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement
-
-
-def why_incompatible(distribution: str, requires: Sequence[str], version: str | None) -> Incompatible | None:
-    """Why a plugin with these requirements is incompatible with opweave ``version``; ``None`` if it is not, or if that
-    is unknown."""
-    if version is None:
-        return None
-    for requirement in requirements(requires):
-        if canonical(requirement.name) == "opweave" and not requirement.specifier.contains(version, prereleases=True):
-            wanted = f"opweave{requirement.specifier}"
-            return Incompatible(
-                f"it was made for {wanted}; this is opweave {version}",
-                remedy=f'pip install --upgrade {distribution}, or pip install "{wanted}"',
-            )
-    return None

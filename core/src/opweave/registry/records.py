@@ -31,7 +31,7 @@ class State(enum.Enum):
     DISABLED = "disabled"
     """A setting excludes it; it is not imported."""
     INCOMPATIBLE = "incompatible"
-    """It requires another version of opweave; it is not imported."""
+    """It was made for another version of opweave: its requirement says so, then it is not imported, or its hooks."""
     BROKEN = "broken"
     """Its code failed, or returned something invalid."""
     UNAVAILABLE = "unavailable"
