@@ -21,6 +21,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import opweave as ow
+import opweave_cost
 import opweave_onnx
 import opweave_training as training
 from opweave.tracing import TraceEvent
@@ -60,7 +61,7 @@ def profile(page: Path) -> None:
     """Where the time of a run over two devices goes."""
     with ow.Scheduler(["cpu", "opencl"]) as scheduler:
         program = scheduler.build(mlp("cpu", "opencl", "cpu"))
-        ow.profile_run(program, {"rows": np.ones((256, 1024), np.float32)}, runs=20).save(page)
+        opweave_cost.profile_run(program, {"rows": np.ones((256, 1024), np.float32)}, runs=20).save(page)
 
 
 def timeline(page: Path) -> None:

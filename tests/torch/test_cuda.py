@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import opweave as ow
+import opweave_cost
 from opweave.contract import Arg, Kind
 from opweave.graph.dtypes import as_dtype
 from opweave_conformance import CASES
@@ -132,7 +133,7 @@ def test_a_profile_has_a_row_for_each_step_of_a_captured_plan(card):
     _, h = chain(3)
     with ow.Scheduler(card) as scheduler:
         program = scheduler.build(h)
-        profile = ow.profile_run(program, x=np.ones(256, np.float32), runs=2, limits=False)
+        profile = opweave_cost.profile_run(program, x=np.ones(256, np.float32), runs=2, limits=False)
         assert [row.ops for row in profile.rows if row.kind == "step"] == [("add",), ("tanh",)] * 3
         assert "runs as a CUDA graph" in program.explain(), "the program itself is measured as it is"
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
-    from opweave.tools.profile_run import profile_run as profile_run
     from opweave.tools.trace import trace as trace
     from opweave.warning import OpweaveWarning as OpweaveWarning
 
@@ -43,7 +42,6 @@ _LATER = {
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "gradients": "opweave.backward",
-    "profile_run": "opweave.tools.profile_run",
     "trace": "opweave.tools.trace",
 }
 
@@ -52,6 +50,7 @@ _MOVED = {
     "conformance": "opweave_conformance",
     "measure_steps": "opweave_cost.measure_steps",
     "profile": "opweave_cost.profile",
+    "profile_run": "opweave_cost.profile_run",
     "simulate": "opweave_cost.simulate",
     "training": "opweave_training",
     "tune": "opweave_cost.tune",

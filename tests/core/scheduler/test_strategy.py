@@ -67,10 +67,6 @@ def test_a_strategy_whose_package_is_missing(folder, y):
         program = scheduler.build(y)
         with pytest.raises(ow.SchedulerError, match="opweave-cost, which is not installed"):
             _ = program.predicted
-        feeds = {"x": np.zeros(4, np.float32)}
-        assert {row.least for row in ow.profile_run(program, feeds, runs=1).rows} == {None}
-        with pytest.raises(ow.SchedulerError, match="opweave-cost, which is not installed"):
-            ow.profile_run(program, feeds, runs=1, limits=True)
 
 
 def test_a_strategy_that_there_is_not(folder):

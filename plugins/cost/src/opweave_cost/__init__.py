@@ -1,7 +1,8 @@
 """Placement by predicted cost, profiles of devices, and planning with simulated ones.
 
-``profile`` measures a device once, ``tune`` and ``measure_steps`` measure a graph, ``simulate`` makes a device of
-figures. With this package installed, ``opweave.Scheduler(placement="cost")`` and ``Program.predicted`` work.
+``profile`` measures a device once, ``tune`` and ``measure_steps`` measure a graph, ``profile_run`` the parts of a
+program's runs; ``simulate`` makes a device of figures. With this package installed,
+``opweave.Scheduler(placement="cost")`` and ``Program.predicted`` work.
 """
 
 from typing import TYPE_CHECKING
@@ -10,16 +11,18 @@ from opweave.lazy import later
 
 if TYPE_CHECKING:
     from opweave_cost.autotune import tune as tune
+    from opweave_cost.run_parts import profile_run as profile_run
     from opweave_cost.simulation import simulate as simulate
     from opweave_cost.step_times import measure_steps as measure_steps
     from opweave_cost.store import profile as profile
 
-__all__ = ["measure_steps", "profile", "simulate", "tune"]
+__all__ = ["measure_steps", "profile", "profile_run", "simulate", "tune"]
 
 # The hooks of this package are imported by commands that never measure.
 _HOMES = {
     "measure_steps": "opweave_cost.step_times",
     "profile": "opweave_cost.store",
+    "profile_run": "opweave_cost.run_parts",
     "simulate": "opweave_cost.simulation",
     "tune": "opweave_cost.autotune",
 }

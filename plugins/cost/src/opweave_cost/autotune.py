@@ -14,8 +14,8 @@ from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import checked_outputs
 from opweave.tools.copy_graph import copy_graph
-from opweave.tools.profile_run import step_times
 from opweave.units import human_time
+from opweave_cost.run_parts import step_times
 from opweave_cost.step_times import note_steps
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ checks for ``opweave doctor``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from opweave.registry import Diagnosis, hookimpl
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.place.strategy import PlacementProblem, Strategy
-    from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition
-    from opweave_cost.cost_model import CostModel
 
 
 class ByCost:
@@ -33,12 +31,6 @@ class ByCost:
         from opweave_cost.predict import predict
 
         return predict(partition)
-
-    def model(self, targets: Sequence[Target]) -> CostModel:
-        from opweave_cost.cost_model import CostModel
-        from opweave_cost.store import profile
-
-        return CostModel(targets, [profile(target.device) for target in targets])
 
     def known_rate(self, device: Device, dtype: str) -> float | None:
         from opweave_cost.store import known_profile

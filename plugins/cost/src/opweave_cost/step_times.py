@@ -20,7 +20,7 @@ from opweave.ops import quantize
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import checked_outputs
 from opweave.scheduler.place.precision import rebuilt
-from opweave.tools.profile_run import step_times
+from opweave_cost.run_parts import step_times
 
 if TYPE_CHECKING:
     from opweave.contract import Device

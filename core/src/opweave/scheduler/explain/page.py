@@ -22,16 +22,16 @@ MOST_NODES: Final = 5_000
 """Nodes beyond this many are counted and not shown: browsers get slow."""
 
 
-def render(template: str, **values: Any) -> str:
-    """A page from a template of this folder. ``base.html.j2`` is what all have in common."""
+def render(template: Path, **values: Any) -> str:
+    """A page from a template. ``base.html.j2`` of this folder is what all have in common."""
     # Local: importing opweave must not pay for it.
     from jinja2 import Environment, FileSystemLoader
 
-    folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    folders = FileSystemLoader([template.parent, Path(__file__).parent])
+    environment = Environment(loader=folders, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["bytes"] = human_bytes
     environment.filters["time"] = human_time
-    return environment.get_template(template).render(values)
+    return environment.get_template(template.name).render(values)
 
 
 class Report:

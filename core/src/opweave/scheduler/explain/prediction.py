@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from opweave import registry
 from opweave.scheduler.place.strategy import strategy
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.place.strategy import PlacementProblem
-    from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition
 
 __all__ = ["Predictor", "find_predictor", "predictor"]
@@ -26,10 +24,6 @@ class Predictor(Protocol):
 
     def predict(self, partition: Partition) -> Prediction:
         """What a run of a partitioned graph takes."""
-        ...
-
-    def model(self, targets: Sequence[Target]) -> Any:
-        """What steps and transfers take on these targets (``opweave_cost.cost_model.CostModel``)."""
         ...
 
     def known_rate(self, device: Device, dtype: str) -> float | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -378,7 +379,7 @@ def page(explanation: Explanation) -> str:
     # One axis of time for all devices.
     end = max((curve.moments[-1][0] for curve in explanation.curves), default=0) or 1
     return render(
-        "page.html.j2",
+        Path(__file__).with_name("page.html.j2"),
         summary=explanation.text.partition("\n")[0],
         predicted=explanation.predicted,
         remarks=explanation.remarks,

@@ -1,4 +1,5 @@
-"""`ow.profile_run`: how long each part of a run takes, on devices that work at once and on those that work later."""
+"""`opweave_cost.profile_run`: how long each part of a run takes, on devices that work at once and
+on those that work later."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_cost
 from opweave.contract import Arg, Call
 from opweave.contract.kernels import KernelTable
 from opweave.tracing import TRACE
@@ -57,7 +59,7 @@ def test_every_part_of_a_run_is_a_row_in_order():
         z = ow.exp(y)
     with ow.Scheduler([Separate("a"), Separate("b")]) as scheduler:
         program = scheduler.build(z, pins={y: "a", z: "b"})
-        profile = ow.profile_run(program, {"x": np.ones((8, 16), F)}, runs=3, limits=False)
+        profile = opweave_cost.profile_run(program, {"x": np.ones((8, 16), F)}, runs=3, limits=False)
     assert [(row.kind, row.name, row.device, row.ops, row.split) for row in profile.rows] == [
         ("input", "x", "a", (), None),
         ("step", "first/linear", "a", ("linear",), 0),
@@ -80,7 +82,7 @@ def test_times_are_those_of_the_steps_and_tables_their_sums():
         with ow.scope(layer):
             y = ow.exp(ow.neg(y))
     with ow.Scheduler(Sleeping()) as scheduler:
-        profile = ow.profile_run(scheduler.build(y), {x: np.ones(4, F)}, runs=2, limits=False)
+        profile = opweave_cost.profile_run(scheduler.build(y), {x: np.ones(4, F)}, runs=2, limits=False)
     slow, quick = [r for r in rows_of(profile) if r.ops == ("neg",)], [r for r in rows_of(profile) if r.ops == ("exp",)]
     assert all(row.seconds > SLOW for row in slow)
     assert all(row.seconds < SLOW / 2 for row in quick)
@@ -99,7 +101,7 @@ def test_work_that_is_queued_counts_until_it_is_done():
     x = ow.input("x", (4,))
     with ow.Scheduler(AsyncDevice("later")) as scheduler:
         program = scheduler.build(ow.neg(x) * x + x)
-        profile = ow.profile_run(program, x=np.ones(4, F), runs=2, limits=False)
+        profile = opweave_cost.profile_run(program, x=np.ones(4, F), runs=2, limits=False)
     delay = ThreadStream(AsyncDevice("other")).delay
     assert len(profile.rows) == 5
     assert all(delay <= row.seconds < 5 * delay for row in profile.rows if row.kind != "output")
@@ -131,7 +133,7 @@ def test_times_of_the_devices_clock_are_believed_however_the_program_was_made():
     x = ow.input("x", (4,))
     device = Timing("timing")
     with ow.Scheduler([device.open()]) as scheduler:
-        profile = ow.profile_run(scheduler.build(ow.neg(x) * x), x=np.ones(4, F), runs=2, limits=False)
+        profile = opweave_cost.profile_run(scheduler.build(ow.neg(x) * x), x=np.ones(4, F), runs=2, limits=False)
     assert [row.seconds for row in rows_of(profile)] == [1, 1]
 
 
@@ -139,7 +141,7 @@ def test_a_fused_group_is_one_row_without_the_bytes_that_stay_inside():
     x = ow.input("x", (64, 64))
     with ow.Scheduler(Fusing("g")) as scheduler:
         program = scheduler.build(ow.relu(ow.exp(x) * 2.0) @ x)
-        profile = ow.profile_run(program, x=np.ones((64, 64), F), runs=1, limits=False)
+        profile = opweave_cost.profile_run(program, x=np.ones((64, 64), F), runs=1, limits=False)
     group, product = rows_of(profile)
     assert (group.ops, product.ops) == (("exp", "scale", "relu"), ("matmul",))
     assert (group.nbytes, product.nbytes) == (2 * 64 * 64 * 4, 3 * 64 * 64 * 4)
@@ -154,7 +156,7 @@ def test_weights_that_are_fetched_are_rows_with_the_bytes_that_moved():
     fast.kernels("embedding")(reference_kernel)
     with ow.Scheduler([fast, "host"]) as scheduler:
         program = scheduler.build(ow.embedding(table, ids))
-        profile = ow.profile_run(program, ids=np.array([1, 2, 9], np.int32), runs=1, limits=False)
+        profile = opweave_cost.profile_run(program, ids=np.array([1, 2, 9], np.int32), runs=1, limits=False)
     (fetch,) = rows_of(profile, "copy")
     assert fetch.note == "host -> fast (weight-fetch)"
     assert fetch.nbytes == 3 * 8 * 4
@@ -165,7 +167,7 @@ def test_states_of_blocks_keep_their_values():
     program = ow.Scheduler("host").build(ow.index_copy(cache, np.array([1]), row))
     program.run(row=np.full((1, 32), 3, F))
     before = program.read(cache)
-    ow.profile_run(program, {"row": np.full((1, 32), 5, F)}, runs=1, limits=False)
+    opweave_cost.profile_run(program, {"row": np.full((1, 32), 5, F)}, runs=1, limits=False)
     np.testing.assert_array_equal(program.read(cache), before)
 
 
@@ -174,19 +176,19 @@ def test_states_keep_their_values():
     with ow.Scheduler("host") as scheduler:
         program = scheduler.build(ow.assign(total, total + x))
         program.run(x=np.ones(4, F))
-        ow.profile_run(program, x=np.ones(4, F), runs=2, limits=False)
+        opweave_cost.profile_run(program, x=np.ones(4, F), runs=2, limits=False)
         np.testing.assert_array_equal(program.read("total"), np.ones(4, F))
 
 
 def test_limits_are_the_roofline_of_the_devices_profile(monkeypatch):
     adds, products = Curve.line(1e-6, 1e9), Curve.line(1e-6, 1e12)
     made = Profile("host", 1e-6, adds, adds, {"add": {ANY: OpCost(adds)}, "linear": {ANY: OpCost(adds, products)}})
-    monkeypatch.setattr("opweave_cost.store.profile", lambda device: made)
+    monkeypatch.setattr("opweave_cost.run_parts.profile", lambda device: made)
     x = ow.input("x", (64, 64))
     with ow.Scheduler("host") as scheduler:
         values = np.ones((64, 64), F)
         program = scheduler.build(ow.linear(ow.neg(x), ow.constant(values)))
-        profile = ow.profile_run(program, {x: values}, runs=1)
+        profile = opweave_cost.profile_run(program, {x: values}, runs=1)
     neg, linear = rows_of(profile)
     assert neg.least == pytest.approx(2 * 64 * 64 * 4 / 1e9)
     assert linear.least == pytest.approx(max(3 * 64 * 64 * 4 / 1e9, 2 * 64**3 / 1e12))
@@ -196,7 +198,7 @@ def test_limits_are_the_roofline_of_the_devices_profile(monkeypatch):
 def test_overlapping_schedulers_and_other_traces_are_measured_alike():
     x = ow.input("x", (4,))
     with ow.Scheduler([Sleeping(), "host"], parallel=True) as scheduler, ow.trace(steps=True):
-        profile = ow.profile_run(scheduler.build(ow.neg(x)), x=np.ones(4, F), runs=1, limits=False)
+        profile = opweave_cost.profile_run(scheduler.build(ow.neg(x)), x=np.ones(4, F), runs=1, limits=False)
     (row,) = rows_of(profile)
     assert row.seconds > SLOW
 
@@ -204,7 +206,7 @@ def test_overlapping_schedulers_and_other_traces_are_measured_alike():
 def test_the_page_shows_every_row_and_needs_nothing_else(tmp_path):
     x = ow.input("x", (4,))
     with ow.Scheduler("host") as scheduler, ow.scope("<part>"):
-        profile = ow.profile_run(scheduler.build(ow.exp(ow.neg(x))), x=np.ones(4, F), runs=1, limits=False)
+        profile = opweave_cost.profile_run(scheduler.build(ow.exp(ow.neg(x))), x=np.ones(4, F), runs=1, limits=False)
     profile.save(tmp_path / "profile.html")
     page = Page()
     page.feed((tmp_path / "profile.html").read_text())
@@ -219,14 +221,14 @@ def test_the_page_shows_every_row_and_needs_nothing_else(tmp_path):
 def test_what_is_no_program_or_no_number_of_runs():
     x = ow.input("x", (4,))
     with pytest.raises(ow.SchedulerError, match=r"function.program\(arrays\)"):
-        ow.profile_run(ow.compile(ow.neg(x), devices="host"), x=np.ones(4, F))  # type: ignore[arg-type]
+        opweave_cost.profile_run(ow.compile(ow.neg(x), devices="host"), x=np.ones(4, F))  # type: ignore[arg-type]
     with ow.Scheduler("host") as scheduler:
         program = scheduler.build(ow.neg(x))
         for runs in (0, 2.5):
             with pytest.raises(ow.SchedulerError, match="at least 1"):
-                ow.profile_run(program, x=np.ones(4, F), runs=runs)  # type: ignore[arg-type]
+                opweave_cost.profile_run(program, x=np.ones(4, F), runs=runs)  # type: ignore[arg-type]
         with pytest.raises(ow.UnknownNameError):
-            ow.profile_run(program, y=np.ones(4, F), x=np.ones(4, F))
+            opweave_cost.profile_run(program, y=np.ones(4, F), x=np.ones(4, F))
 
 
 def test_a_step_that_fails_is_named_and_leaves_the_program_usable():
@@ -242,6 +244,6 @@ def test_a_step_that_fails_is_named_and_leaves_the_program_usable():
         program = scheduler.build(ow.neg(ow.custom(sometimes, x, like=x).named("printer")))
         failing[0] = True
         with pytest.raises(ow.ExecutionError, match=r"printer.*out of paper"):
-            ow.profile_run(program, x=np.ones(4, F), limits=False)
+            opweave_cost.profile_run(program, x=np.ones(4, F), limits=False)
         failing[0] = False
         np.testing.assert_array_equal(program.run(x=np.ones(4, F)), -np.ones(4, F))

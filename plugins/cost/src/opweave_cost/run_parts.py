@@ -19,11 +19,12 @@ from opweave.graph.work import decisive_dtype, window_bytes, work
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
-from opweave.scheduler.explain.prediction import find_predictor, predictor
 from opweave.scheduler.explain.report import where
 from opweave.scheduler.plan.splits import where_lies
-from opweave.tools.run_profile import RunProfile, RunRow
 from opweave.tracing import TRACE
+from opweave_cost.cost_model import CostModel
+from opweave_cost.run_profile import RunProfile, RunRow
+from opweave_cost.store import profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from opweave.runtime.memory import BufferType
     from opweave.runtime.stream import Stream
     from opweave.scheduler.compile.run_list import Action, Feed, Fetch
-    from opweave.scheduler.explain.prediction import Predictor
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Copy, Split, SplitStep
     from opweave.tracing import TraceEvent
+    from opweave_cost.cost_model import Profile
 
 __all__ = ["profile_run", "step_times"]
 
@@ -48,7 +49,7 @@ def profile_run(
     /,
     *,
     runs: int = 10,
-    limits: bool | None = None,
+    limits: bool = True,
     **named: Any,
 ) -> RunProfile:
     """Run a program some times and measure each of its steps and transfers.
@@ -66,11 +67,10 @@ def profile_run(
         feeds, named: as for `Program.run`.
         runs: how many runs are measured, after one that is not; times are medians.
         limits: compare with what the devices allow, by their profiles (``opweave_cost.profile``), which are measured if
-            there are none yet; ``None``: where ``opweave-cost`` is installed.
+            there are none yet.
 
     Raises:
-        SchedulerError: not a program, a number of runs below 1, ``limits=True`` without ``opweave-cost``; ``feeds`` as
-            in `Program.run`.
+        SchedulerError: not a program, a number of runs below 1; ``feeds`` as in `Program.run`.
         ShapeError, DTypeError, UnknownNameError, ExecutionError, LifetimeError: as `Program.run`.
         AllocationError: no room for the second program.
     """
@@ -81,7 +81,6 @@ def profile_run(
         )
     if not isinstance(runs, int) or runs < 1:
         raise SchedulerError(f"runs is a number of runs, at least 1, not {runs!r}")
-    limiter = predictor() if limits else find_predictor() if limits is None else None
     whole: list[float] = []
     with _states_kept(program):
         program.run(feeds, **named)
@@ -92,7 +91,7 @@ def profile_run(
         with _Measuring(program) as measured:
             for _ in range(runs + 1):
                 measured.program.run(feeds, **named)
-            rows = measured.rows(limiter)
+            rows = measured.rows(limits)
     return RunProfile(rows, tuple(whole), tuple(t.name for t in program.partition.assignment.targets))
 
 
@@ -228,17 +227,17 @@ class _Measuring:
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def rows(self, limiter: Predictor | None) -> list[RunRow]:
+    def rows(self, limits: bool) -> list[RunRow]:
         """A row for each part, by all runs but the first."""
-        partition = self.program.partition
-        model = None if limiter is None else limiter.model(partition.assignment.targets)
+        targets = self.program.partition.assignment.targets
+        model = CostModel(targets, [profile(target.device) for target in targets]) if limits else None
         took = [median(part.seconds[1:]) for part in self.parts]
         total = sum(took) or 1.0
         return [
             self._row(part, seconds, seconds / total, model) for part, seconds in zip(self.parts, took, strict=True)
         ]
 
-    def _row(self, part: _Part, seconds: float, share: float, model: Any) -> RunRow:
+    def _row(self, part: _Part, seconds: float, share: float, model: CostModel | None) -> RunRow:
         partition, at, size, flops = self.program.partition, part.target.index, part.nbytes, 0
         least: float | None = None
         ops: tuple[str, ...] = ()
@@ -265,7 +264,7 @@ class _Measuring:
             ops=ops, scope=scope, note=note,
         )  # fmt: skip
 
-    def _work(self, items: Sequence[SplitStep], profile: Any) -> tuple[int, int, float]:
+    def _work(self, items: Sequence[SplitStep], profile: Profile | None) -> tuple[int, int, float]:
         """Bytes that a group reads and writes, without those that stay inside it; its flops, and the seconds that they
         take at the device's full speed."""
         internal, capabilities = self.program.earlier.groups.internal, self.program.partition.assignment.capabilities

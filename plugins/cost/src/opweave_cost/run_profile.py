@@ -1,9 +1,10 @@
-"""`RunProfile`: what `opweave.profile_run` has measured, as rows, as tables, as a page."""
+"""`RunProfile`: what `opweave_cost.profile_run` has measured, as rows, as tables, as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -84,7 +85,7 @@ class Total(Figures):
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class RunProfile(Report):
-    """What `opweave.profile_run` gives. Printing shows the tables; ``in`` looks for words in them.
+    """What `opweave_cost.profile_run` gives. Printing shows the tables; ``in`` looks for words in them.
 
     Attributes:
         rows: every part of a run, in order.
@@ -143,7 +144,7 @@ class RunProfile(Report):
     def html(self) -> str:
         """One self-contained HTML page."""
         return render(
-            "profile.html.j2",
+            Path(__file__).with_name("profile.html.j2"),
             summary=self.summary,
             tables=[
                 ("operation", self.operations),
