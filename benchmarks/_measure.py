@@ -7,7 +7,6 @@ machine that speeds up or slows down does it to all of them alike; ratios are ra
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
@@ -18,6 +17,8 @@ from itertools import repeat
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
+
+from opweave.collector import collector_paused
 
 __all__ = ["Options", "Report", "Target", "interleaved", "machine", "median", "options", "seconds"]
 
@@ -68,9 +69,7 @@ def interleaved(
         once = min(seconds(call, 3) for _ in range(3))
         numbers[name] = max(1, round(sample_seconds / max(once, 1e-9)))
     result: dict[str, list[float]] = {name: [] for name in names}
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         for turn in range(samples):
             for k in range(len(names)):
                 name = names[(turn + k) % len(names)]
@@ -78,9 +77,6 @@ def interleaved(
                     sleep(pause)
                     contestants[name]()
                 result[name].append(seconds(contestants[name], numbers[name]))
-    finally:
-        if enabled:
-            gc.enable()
     return result
 
 

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, overload
 
 from opweave import registry
+from opweave.collector import collector_paused
 from opweave.contract.device import Kind
 from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled, simulated_error
 from opweave.graph.leaf import Placement
@@ -24,7 +25,6 @@ from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
-from opweave.scheduler.compile.collector import collector_paused
 from opweave.scheduler.place.arguments import Outputs, checked_options, checked_outputs, checked_placements
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (

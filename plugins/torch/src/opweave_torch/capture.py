@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from opweave.collector import collector_paused
 from opweave.contract import Call, Step
 from opweave_torch.kernels.table import SYNCHRONIZES
 from opweave_torch.native import inference_mode
@@ -77,9 +77,8 @@ class CapturedPlan:
         if stream.pool is None:
             stream.pool = torch.cuda.graph_pool_handle()
         index, failure, begun = 0, None, False
-        collecting = gc.isenabled()
-        gc.disable()  # a tensor collected meanwhile would be freed as a part of the graph
-        with torch.cuda.stream(stream.capturing):
+        # A tensor collected meanwhile would be freed as a part of the graph.
+        with collector_paused(), torch.cuda.stream(stream.capturing):
             try:
                 # Tensors that torch makes with a graph must be no inference tensors: others' graphs use them too.
                 with inference_mode(False):
@@ -96,8 +95,6 @@ class CapturedPlan:
                         graph.capture_end()
                 except Exception as error:
                     failure = failure or error
-                if collecting:
-                    gc.enable()
         if failure is None:
             self.remark = "runs as a CUDA graph"
             return graph

@@ -15,7 +15,7 @@ from opweave.scheduler.plan.splits import Partition, SplitStep
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.plan.fuse import FusedGroup, Groups
+    from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Copy, Split
 
 __all__ = ["END", "Lifetimes", "MemoryPlan", "Scratch", "allocate", "lifetimes", "memory_use"]
@@ -195,12 +195,9 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     timeline = _Timeline(partition)
     birth, death, splits = timeline.birth, timeline.death, partition.splits
     times: list[int] = []
-    for split, grouping in zip(splits, groups.of_split, strict=True):
+    for split in splits:
         times.append(timeline.start(split))
-        if grouping is None:
-            timeline.steps(split)
-        else:
-            timeline.groups(split, grouping)
+        timeline.groups(split, groups.items(split))
         timeline.end(split)
     for output in partition.outputs:
         if output is not None:
@@ -267,35 +264,20 @@ class _Timeline:
                 self._added.clear()
             self._added.update([view.storage for view in (copy.src, *copy.terms)])
 
-    def steps(self, split: Split) -> None:
-        """The steps of a split, each in a moment of its own."""
-        moment, birth, death = self.moment, self.birth, self.death
-        for step, item in enumerate(split.items):
-            moment += 1
-            out = item[2][0]
-            if birth[out] < 0:
-                birth[out] = moment
-            death[out] = moment
-            for source in item[3]:
-                death[source[0]] = moment
-            if item[4].inplace:
-                self.inplace.append((moment, split.index, step))
-        self.moment = moment
-
-    def groups(self, split: Split, grouping: Sequence[FusedGroup]) -> None:
-        """The fused groups of a split, the steps of each in one moment."""
-        moment, birth, death = self.moment, self.birth, self.death
-        for group, *_ in grouping:
+    def groups(self, split: Split, grouping: Sequence[tuple[int, ...]]) -> None:
+        """The groups of a split, each the numbers of its steps, in one moment."""
+        moment, birth, death, items = self.moment, self.birth, self.death, split.items
+        for group in grouping:
             moment += 1
             for index in group:
-                item = split.items[index]
+                item = items[index]
                 out = item[2][0]
                 if birth[out] < 0:
                     birth[out] = moment
                 death[out] = moment
                 for source in item[3]:
                     death[source[0]] = moment
-            if len(group) == 1 and split.items[group[0]].support.inplace:
+            if len(group) == 1 and items[group[0]].support.inplace:
                 self.inplace.append((moment, split.index, group[0]))
         self.moment = moment
 

@@ -225,7 +225,7 @@ class Executor:
     def _prepare(
         self, state: ProgramState, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any], wait: bool
     ) -> tuple[ProgramState, RunList, CallList, Sequence[tuple[Feed, Array]]]:
-        """What `_begin` returns of a program that another one ran before, or that may overlap with runs in flight.
+        """Program, list, calls and values of a run behind one of another program, or of one that may overlap others.
 
         Checks that a run may begin, and waits until fewer runs are in flight than may be.
         """

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from opweave.scheduler.compile.collector import collector_paused
+from opweave.collector import collector_paused
 
 
 def test_the_collector_is_off_during_a_build_and_on_again_afterwards():
