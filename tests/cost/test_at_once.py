@@ -12,8 +12,8 @@ import pytest
 import opweave as ow
 import opweave_cost
 from opweave.runtime.host.cores import Cores
-from opweave.scheduler.place.optimize import Problem
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
+from opweave_cost.optimize import Problem
 from opweave_cost.place import list_schedule
 from opweave_cost.predict import queues
 from tests.support.devices import Separate

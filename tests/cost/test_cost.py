@@ -13,8 +13,8 @@ import pytest
 
 import opweave as ow
 import opweave_cost
-from opweave.scheduler.place.optimize import Problem, solve
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
+from opweave_cost.optimize import Problem, solve
 from opweave_cost.store import cache_folder
 from tests.support.devices import Plain, Separate
 

@@ -14,9 +14,9 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from opweave.scheduler.place.assign import target_at
-from opweave.scheduler.place.optimize import Problem, solve
 from opweave.scheduler.plan.partition import partition
 from opweave_cost.cost_model import CostModel
+from opweave_cost.optimize import Problem, solve
 from opweave_cost.predict import predict, queues, room_of
 from opweave_cost.store import profile
 

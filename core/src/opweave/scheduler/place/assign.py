@@ -305,8 +305,7 @@ class _Assigning:
             return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
 
         boundaries = Boundaries(self.nodes, self.readers, self.able, self.target_of, self.decided, movable)
-        for node, at in boundaries.fewer_bytes().items():
-            self.target_of[node], causes[node] = at, "fewest-bytes"
+        causes.update(dict.fromkeys(boundaries.fewer_bytes(), "fewest-bytes"))
 
     def join_readers(self) -> None:
         """Nodes without sources run on the device of their first reader if it supports them, else on the first that
