@@ -26,7 +26,7 @@ PATIENCE: Final = 64
 class _Readers(NamedTuple):
     """How many nodes read a value on each target, and at most how many bytes of it."""
 
-    count: dict[int, int]
+    on_target: dict[int, int]
     nbytes: int
 
 
@@ -174,17 +174,17 @@ class Boundaries:
         """Move a node to a target; returns how many bytes fewer cross then."""
         at, reach, saved = self.target_of[node], self.reach, 0
         read = self._read(node)
-        for target in read.count:
+        for target in read.on_target:
             saved += read.nbytes * (reach[target][to] - reach[target][at])
         for source in node.srcs:
             saved += self.leaf_bytes(source, node, at) - self.leaf_bytes(source, node, to)
         for root in {source.root for source in node.srcs}:
             read, home = self._read(root), self.target_of.get(root)
             before = self._crossing(read, home)
-            read.count[to] = read.count.get(to, 0) + 1
-            read.count[at] -= 1
-            if not read.count[at]:
-                del read.count[at]
+            read.on_target[to] = read.on_target.get(to, 0) + 1
+            read.on_target[at] -= 1
+            if not read.on_target[at]:
+                del read.on_target[at]
             if root.memory.leaf is None or root.memory.leaf.placement is None:
                 saved += before - self._crossing(read, home)
         self.target_of[node] = to
@@ -193,8 +193,8 @@ class Boundaries:
     def _crossing(self, read: _Readers, home: int | None) -> int:
         """Bytes of a value that are copied from the target where it is made; inputs are fed to one of their readers."""
         if home is None:
-            return read.nbytes * (len(read.count) - 1)
-        return read.nbytes * sum([not self.reach[target][home] for target in read.count])
+            return read.nbytes * (len(read.on_target) - 1)
+        return read.nbytes * sum([not self.reach[target][home] for target in read.on_target])
 
     def _read(self, value: Tensor) -> _Readers:
         known = self._readers.get(value)
