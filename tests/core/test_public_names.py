@@ -28,7 +28,7 @@ NAMES = """
     hyper_connection_post hyper_connection_pre im2col index_add index_copy indexer_scores input interpolate l2_norm
     layer_norm leaky_relu less less_equal linear linear_attention load load_all load_all_from_path load_weights log
     log1p log_softmax matmul max max_pool1d max_pool2d maximum mean min minimum mse_loss mul neg normal
-    not_equal open_device outer pad place plugins pow prod quantize read reciprocal recompute
+    not_equal open_device optional outer pad place plugins pow prod quantize read reciprocal recompute
     register register_device reglu relative_positions relu repeat rescan reshape rms_norm roll rope round rsqrt rwkv6
     rwkv7 scale scope selective_scan set_region set_rows sigmoid sign silu sin sinh sinkhorn softmax softplus
     solve_triangular split sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tan tanh
@@ -37,7 +37,7 @@ NAMES = """
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """
-    HOST_SPACE NEVER
+    HOST_SPACE NEVER VERSION
     Arg Backend Buffer BufferType Call Caps CollectiveSupport Collectives Device DeviceProps Event Features Group Kind
     Launch Limit Limits MemorySpace MultiBuffer Offloading Plan Range Rows SetThreads Single Step StepError Stream
     Structure Tunable Usage WorkerStream

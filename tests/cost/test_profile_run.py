@@ -51,6 +51,21 @@ def rows_of(profile, kind="step"):
     return [row for row in profile.rows if row.kind == kind]
 
 
+def test_a_compiled_function_is_measured_with_its_arguments():
+    @ow.compile(devices="host")
+    def f(x, y):
+        return ow.exp(x) + y
+
+    x, y = np.zeros((2, 3), F), np.ones(3, F)
+    for feeds, named in (((x, y), {}), ({"x": x}, {"y": y}), (None, {"x": x, "y": y})):
+        profile = opweave_cost.profile_run(f, feeds, **named, runs=1, limits=False)
+        assert [row.ops for row in rows_of(profile)] == [("exp",), ("add",)]
+    v = ow.input("v", (4,))
+    assert rows_of(opweave_cost.profile_run(ow.compile(ow.neg(v), devices="host"), v=np.ones(4, F), limits=False))[
+        0
+    ].ops == ("neg",)
+
+
 def test_every_part_of_a_run_is_a_row_in_order():
     x, w = ow.input("x", (8, 16)), ow.constant(np.ones((4, 16), F))
     with ow.scope("first"):
@@ -220,8 +235,8 @@ def test_the_page_shows_every_row_and_needs_nothing_else(tmp_path):
 
 def test_what_is_no_program_or_no_number_of_runs():
     x = ow.input("x", (4,))
-    with pytest.raises(ow.SchedulerError, match=r"function.program\(arrays\)"):
-        opweave_cost.profile_run(ow.compile(ow.neg(x), devices="host"), x=np.ones(4, F))  # type: ignore[arg-type]
+    with pytest.raises(ow.SchedulerError, match="or a compiled function, not function"):
+        opweave_cost.profile_run(lambda x: x, x=np.ones(4, F))
     with ow.Scheduler("host") as scheduler:
         program = scheduler.build(ow.neg(x))
         for runs in (0, 2.5):

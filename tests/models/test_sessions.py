@@ -60,6 +60,50 @@ def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(llm):
         np.testing.assert_allclose(one.logits(), two.logits(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_fork_goes_on_as_its_origin_would(llm):
+    with llm.session() as one:
+        one.feed(TEXT)
+        with one.fork() as other:
+            first = [piece.token for piece in other.generate(8)]
+            other.feed("the")
+            second = [piece.token for piece in other.generate(3)]
+        assert [piece.token for piece in one.generate(8)] == first
+        one.feed("the")
+        assert [piece.token for piece in one.generate(3)] == second
+
+
+def test_a_saved_session_goes_on_elsewhere(folder, wide, llm, tmp_path):
+    path = tmp_path / "session"
+    with llm.session() as session:
+        session.feed(TEXT)
+        list(session.generate(4))
+        session.feed(" in")
+        session.save(path)
+        tokens = session.tokens.copy()
+        expected = [piece.token for piece in session.generate(6)]
+    with models.load(folder, "host", context=64, kv="f32") as other, other.restore(path) as session:
+        assert session.tokens == tokens
+        assert [piece.token for piece in session.generate(6)] == expected
+    with models.load(wide, "cpu", context=64, kv="f32") as other, pytest.raises(ow.FormatError, match="label 'llama"):
+        other.restore(path)
+    with pytest.raises(ow.FormatError, match="no saved sequence"):
+        llm.restore(folder / "config.json")
+
+
+def test_warm_steps_build_nothing(folder):
+    with models.load(folder, "cpu", context=200, sequences=2) as llm:
+        llm.warm()
+        with llm.session() as one, llm.session() as two:
+            one.feed(list(range(5, 70)))
+            two.feed([5])
+            llm.advance({s.sequence: s.tokens for s in (one, two)})
+            built = llm.step.scheduler.stats.built
+            for _ in range(70):
+                llm.advance({one.sequence: [7], two.sequence: [9]})
+            llm.advance({one.sequence: [7]})
+            assert llm.step.scheduler.stats.built == built
+
+
 def test_the_same_seed_gives_the_same_text_and_another_one_another(llm):
     def written(seed):
         return [
@@ -182,6 +226,22 @@ def test_a_plan_divides_layers_by_memory_and_by_proportion(folder):
         models.plan_placement(file, ["cpu"], context=64, memory={"cpu": "10KiB"})
     with pytest.raises(ow.UnknownNameError):
         models.plan_placement(file, ["cpu"], context=64, memory={"host": "1GiB"})
+
+
+def test_a_budget_is_found_by_any_name_of_its_device(folder, monkeypatch):
+    """``cpu`` names the first of two, ``cpu:0``; devices of experts and patterns have budgets too."""
+    file = models.open_model(folder)
+    monkeypatch.setenv("OPWEAVE_CPU_DEVICES", "2")
+    registry = ow.Registry()
+    monkeypatch.setattr(ow, "device", registry.device)
+    options = {"context": 64, "split": [1, 1], "patterns": {"*ffn_up*": "host"}}
+    made = models.plan_placement(file, ["cpu:0", "cpu:1"], **options, memory={"CPU": "1GiB", "host": "1GiB"})
+    assert [(share.device, share.budget) for share in made.shares if share.budget == 1 << 30] == [
+        ("cpu:0", 1 << 30), ("host", 1 << 30)
+    ]  # fmt: skip
+    for name in ("cpu", "host"):
+        with pytest.raises(ow.AllocationError, match="by the budget that was given"):
+            models.plan_placement(file, ["cpu:0", "cpu:1"], **options, memory={name: "10KiB"})
 
 
 def test_a_model_over_two_devices_says_the_same(folder, llm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypedDict, Unpack, overload
 
 import numpy as np
@@ -16,7 +16,9 @@ from opweave.graph.dtypes import as_dtype, f32
 from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign, is_on_host
 from opweave.graph.graph import Graph
 from opweave.graph.layout import check_shape
+from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor, constant, input
+from opweave.progress import shown
 from opweave.runtime.host.storage import Adopted
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import Outputs
@@ -104,12 +106,33 @@ class Function(Generic[R_co]):
             UnsupportedOpError: made with ``on_device``, and a device exports no arrays of its memory.
             ExecutionError: the run failed.
         """
-        program, feeds = self._prepare(args, kwargs)
+        program, feeds = self.prepare(args, kwargs)
         return program.run(feeds, on_device=self._on_device)
 
     def program(self, *args: Any, **kwargs: Any) -> Program[R_co]:
         """The program that a call with these arguments runs; builds it if necessary."""
-        return self._prepare(args, kwargs)[0]
+        return self.prepare(args, kwargs)[0]
+
+    def warm(self, shapes: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+        """Build the programs of calls to come, with a bar of progress, so that none of these calls waits for one::
+
+            step.warm([(ow.Spec((n, 1), "i64"), 64) for n in (1, 2, 4)])
+
+        Args:
+            shapes: the arguments of each call, in a sequence or by name. A `Spec` stands for an array of its shape and
+                dtype.
+
+        Raises:
+            SchedulerError: more than are kept, which is 64 programs; otherwise as a call.
+        """
+        calls = list(shapes)
+        if len(calls) > TRACES_KEPT:
+            raise SchedulerError(f"{self!r} keeps {TRACES_KEPT} programs; it cannot be warmed for {len(calls)} calls")
+        for given in shown(calls, "building"):
+            if isinstance(given, Mapping):
+                self.program(**{name: _stand_in(value) for name, value in given.items()})
+            else:
+                self.program(*map(_stand_in, given))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """`Program.explain` of the program that a call with these arguments runs."""
@@ -123,7 +146,8 @@ class Function(Generic[R_co]):
 
     # --- preparing --------------------------------------------------------------------------------------------------
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
+    def prepare(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
+        """The program that a call with these arguments runs, built if necessary, and what it is fed."""
         if self._signature is None:
             return self._prepare_outputs(args, kwargs)
         bound = self._signature.bind(*args, **kwargs)
@@ -154,14 +178,14 @@ class Function(Generic[R_co]):
                 self._programs.popitem(last=False)
         return program, {n: a.adopted if type(a := arrays[n]) is DeviceArray else a for n in program.inputs}
 
-    def _prepare_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
+    def _prepare_outputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Program[R_co], dict[str, Any]]:
         if len(args) > len(self._inputs):
             names = ", ".join(self._inputs)
             raise SchedulerError(f"{self!r} takes {len(self._inputs)} arrays ({names}), not {len(args)}")
         program = self._programs.get(None)
         if program is None or not program.is_current:
             program = self._programs[None] = self._build(self._target)  # type: ignore[arg-type]
-        return program, dict(zip(self._inputs, args, strict=False)) | kwargs
+        return program, {**dict(zip(self._inputs, args, strict=False)), **kwargs}
 
     def _trace(self, bound: Any, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Program:
         arguments = dict(bound.arguments)
@@ -203,6 +227,14 @@ class Function(Generic[R_co]):
                 raise ShapeError(f"max_shapes[{name!r}] has {len(most)} axes, the array {array.ndim}")
             shapes[name] = (most, array.dtype)
         self._reserved = self._trace(bound, shapes)
+
+
+def _stand_in(value: Any) -> Any:
+    """An array that takes no memory, for a `Spec`; anything else as it is."""
+    if not isinstance(value, Spec):
+        return value
+    dtype = as_dtype(value.dtype)
+    return np.broadcast_to(np.zeros((), dtype.numpy), check_shape(value.shape, dtype))
 
 
 class DeviceArray(NamedTuple):

@@ -29,10 +29,29 @@ from opweave.runtime.memory import BufferType
 if TYPE_CHECKING:
     from opweave.sharding.placing import Sharded
 
-__all__ = ["Blocks", "Weights", "Where", "state", "weights"]
+__all__ = ["Blocks", "OptionalPattern", "Weights", "Where", "optional", "state", "weights"]
 
 Where = str | Device | None
 T = TypeVar("T")
+
+
+class OptionalPattern(str):
+    """A pattern that may match nothing. Made by `optional`."""
+
+    __slots__ = ()
+
+
+def optional(pattern: str) -> str:
+    """A glob pattern that may match nothing, for ``device=``, ``buffer_type=`` and ``names=``: a map for several models
+    names weights that only some of them have, ``{ow.optional("*experts*"): "cpu", "*": "opencl"}``. Other patterns that
+    match nothing are an error, because they are mistyped more often than meant.
+
+    Raises:
+        DTypeError: not a text.
+    """
+    if not isinstance(pattern, str):
+        raise DTypeError(f"a pattern is a text, not {pattern!r:.60}")
+    return OptionalPattern(pattern)
 
 
 class Weights(Mapping[str, Tensor]):
@@ -141,9 +160,9 @@ def weights(
             (quantized), what `opweave.from_dlpack` made, or `Spec` (shape and dtype only, to plan without bytes).
             Arrays are not copied and must not be changed afterwards.
         device: where to keep them: a device or its name for all; or a mapping of glob patterns to devices, of which
-            the first match counts. `Sharded` in place of a device splits each weight over several. Weights without a
-            device are uploaded once to each device where programs use them; devices that share host memory use them in
-            place.
+            the first match counts, and each but those of `optional` matches a weight. `Sharded` in place of a device
+            splits each weight over several. Weights without a device are uploaded once to each device where programs
+            use them; devices that share host memory use them in place.
         dtype: convert floating-point arrays to this float type; ``"bf16"`` halves the memory of f32. (To compute
             products in bf16 with weights and inputs in f32, see ``precision`` of `opweave.Scheduler`.)
         buffer_type: the kind of memory to keep them in, where not the ordinary one of the device: a `BufferType` of
@@ -222,7 +241,7 @@ def _matched(group: Weights, given: Any, argument: str, checked: Callable[[Any],
         return dict.fromkeys(group, checked(given))
     patterns = {pattern: checked(value) for pattern, value in given.items()}
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in group):
+        if not isinstance(pattern, OptionalPattern) and not any(fnmatchcase(name, pattern) for name in group):
             raise UnknownNameError("weight", pattern, group, f"It is a pattern of {argument}=, and matches none.")
     first = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in group}
     return {name: patterns[pattern] for name, pattern in first.items() if pattern is not None}

@@ -39,7 +39,7 @@ from opweave.graph.tensor import Tensor, constant, input
 from opweave.leaf_memory import place
 from opweave.leaf_memory import read_leaf as read
 from opweave.leaf_memory import write_state as write
-from opweave.leaves import Blocks, Weights, state, weights
+from opweave.leaves import Blocks, Weights, optional, state, weights
 from opweave.registry import (
     PluginRecord,
     Registry,
@@ -75,7 +75,7 @@ __all__ = [
     "ShapeError", "Spec", "Step", "Stream", "Tensor", "Unavailable", "UnknownNameError", "UnsupportedOpError",
     "Usage", "Weights", "as_dtype", "backend", "backends", "best_device", "constant", "default_devices",
     "define_op", "device", "devices", "hookimpl", "input", "load", "load_all", "load_all_from_path",
-    "open_device", "place", "plugins", "read", "register", "register_device", "rescan", "scope", "state",
+    "open_device", "optional", "place", "plugins", "read", "register", "register_device", "rescan", "scope", "state",
     "unload", "weights", "write",
 ]  # fmt: skip
 
@@ -85,8 +85,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "gradients", "input", "scope",
     ),
     "Weights, states and memory": (
-        "Blocks", "KVCache", "Placement", "Sharded", "Spec", "Weights", "load_weights", "place", "read",
-        "state", "weights", "write",
+        "Blocks", "KVCache", "Placement", "Sharded", "Spec", "Weights", "load_weights", "optional", "place",
+        "read", "state", "weights", "write",
     ),
     "Running": (
         "Function", "Program", "Scheduler", "ThreadPool", "combine", "compile",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from opweave.errors import Cancelled, LifetimeError, OpweaveError, SchedulerError
 from opweave_models.model import Model
-from opweave_models.sampling import Answer, Piece, Sampler, Sampling
+from opweave_models.sampling import Answer, Piece, Sampling
 
 __all__ = ["Batcher", "Request"]
 
@@ -76,10 +76,7 @@ class Batcher:
             BoundsError: the prompt is empty, or leaves no room for an answer.
             LifetimeError: the batcher was closed.
         """
-        model = self.model
-        room = model.room_after(prompt, max_tokens)
-        sampler = Sampler(sampling, model.tokenizer, schema)
-        answer = Answer(model.tokenizer, sampler, prompt, min(max_tokens, room), stop, logprobs)
+        answer = self.model.answer(prompt, max_tokens, sampling, stop, logprobs, schema)
         request = Request(prompt, answer, monotonic() + self._timeout)
         with self._changed:
             if self._closed:

@@ -77,13 +77,15 @@ def _pairs(given: list[str] | None, what: str) -> dict[str, str]:
     return found
 
 
-def _split(given: str | None) -> list[float] | None:
-    if given is None:
-        return None
+def _placement(
+    memory: list[str] | None, split: str | None, experts: str | None, place: list[str] | None
+) -> dict[str, Any]:
+    """The options of a placement, as `plan_placement` takes them."""
     try:
-        return [float(part) for part in given.split(",")]
+        shares = None if split is None else [float(part) for part in split.split(",")]
     except ValueError:
-        raise BoundsError(f"--split takes numbers, such as 3,1, not {given!r:.80}") from None
+        raise BoundsError(f"--split takes numbers, such as 3,1, not {split!r:.80}") from None
+    return {"memory": _pairs(memory, "memory"), "split": shares, "experts": experts, "patterns": _pairs(place, "place")}
 
 
 def _template(given: str | None) -> str | None:
@@ -131,7 +133,7 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize,
-        memory=_pairs(memory, "memory"), split=_split(split), experts=experts, patterns=_pairs(place, "place"),
+        **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         held = None if schema is None else schema.read_text(encoding="utf-8")
         _written(model.generate(text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), schema=held))
@@ -149,7 +151,7 @@ def chat(
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, template=_template(template),
-        memory=_pairs(memory, "memory"), split=_split(split), experts=experts, patterns=_pairs(place, "place"),
+        **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(f"{model.plan}\nchat template: {model.template.name}; {CHAT_HELP}", file=sys.stderr)
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -220,7 +222,7 @@ def plan(
     opened = open_model(file)
     made: Plan = plan_placement(
         opened, devices, context=context or min(4096, opened.config.context), sequences=sequences, kv=kv,
-        memory=_pairs(memory, "memory"), split=_split(split), experts=experts, patterns=_pairs(place, "place"),
+        **_placement(memory, split, experts, place),
     )  # fmt: skip
     if as_json:
         rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "cache": s.cache, "compute": s.compute,
@@ -321,8 +323,7 @@ def serve_model(
         raise BoundsError(f"clients of other machines reach {host}; give a key (--key or OPWEAVE_MODEL_KEY)")
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, sequences=sequences,
-        template=_template(template), memory=_pairs(memory, "memory"), split=_split(split), experts=experts,
-        patterns=_pairs(place, "place"),
+        template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(model.plan, file=sys.stderr)
         serve(model, host=host, port=port, key=key, queue=queue, timeout=timeout)

@@ -64,14 +64,8 @@ def attend(
     assert rope is not None
     at = ow.expand_dims(positions, 1)
     q, k = (rotate(y, at, rope, config, context) for y in (q, k))
-    keys, values = cache.update(i, k, v, slots, blocks, reach)
-    mask = cache.mask(positions, reach)
-    if config.windowed[i] and config.window < reach:
-        n, count = positions.shape
-        first = positions.reshape(n, 1, count, 1) - config.window
-        mask = ow.minimum(mask, ow.arange(reach, dtype=positions.dtype) > first)  # of bools: both
-    mixed = ow.attention(q.astype(keys.dtype), keys, values, mask, scale=config.scale, soft_cap=config.score_cap)
-    mixed = mixed.astype("f32").transpose(0, 2, 1, 3).reshape(*h.shape[:2], config.heads * config.size)
+    mixed = cache.attend(i, q, k, v, positions, slots, blocks, reach, scale=config.scale, soft_cap=config.score_cap)
+    mixed = mixed.transpose(0, 2, 1, 3).reshape(*h.shape[:2], config.heads * config.size)
     return linear(w, f"blk.{i}.attn_output", mixed)
 
 

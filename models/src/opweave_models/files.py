@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from opweave.formats.load import described, read_tensors
 from opweave.formats.tensor_file import parse_json
 from opweave_models.config import Config, Pooling, config_from_gguf, config_from_hugging_face
 
-__all__ = ["ModelFile", "expected_tensors", "nbytes_of", "open_model"]
+__all__ = ["ModelFile", "block_type", "expected_tensors", "nbytes_of", "open_model"]
 
 Shapes = dict[str, tuple[tuple[int, ...], bool]]
 """Name -> shape, and whether the tensor may be absent."""
@@ -54,6 +55,17 @@ class ModelFile:
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(map(nbytes_of, self.tensors.values()))
+
+    @property
+    def label(self) -> str:
+        """What tells this model from others, for files of sequences that it computed: its architecture, and a checksum
+        of the names, shapes and first bytes of its tensors."""
+        checksum = 0
+        for name, value in self.tensors.items():
+            data = value.data if isinstance(value, ow.Blocks) else value
+            first = np.ascontiguousarray(data.reshape(-1)[:64]).tobytes()
+            checksum = crc32(f"{name} {value.shape} {value.dtype}".encode() + first, checksum)
+        return f"{self.config.architecture} {checksum:08x}"
 
     @property
     def kinds(self) -> Mapping[str, int]:
@@ -124,6 +136,14 @@ def _open_folder(place: Path) -> ModelFile:
 def nbytes_of(value: Any) -> int:
     """Bytes of an array or of `opweave.Blocks`."""
     return int(value.data.nbytes if isinstance(value, ow.Blocks) else value.nbytes)
+
+
+def block_type(name: str, value: Any, wanted: ow.DType) -> ow.DType | None:
+    """The type of blocks that a tensor is rounded to where ``wanted`` was asked for: q8_0 where its rows do not consist
+    of whole blocks of that; ``None``: it stays as it is, as norms, biases, routers and matrices of narrow rows do."""
+    if len(value.shape) < 2 or "ffn_gate_inp" in name:
+        return None
+    return next((kind for kind in (wanted, ow.as_dtype("q8_0")) if value.shape[-1] % kind.block == 0), None)
 
 
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

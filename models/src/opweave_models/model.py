@@ -18,7 +18,7 @@ from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
-from opweave_models.files import ModelFile, open_model
+from opweave_models.files import ModelFile, block_type, open_model
 from opweave_models.placement import Plan, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import Tokenizer, read_tokenizer
@@ -128,12 +128,13 @@ class Model:
         self._template = template
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
+        windows = [self.config.window if windowed else None for windowed in self.config.windowed]
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
         self.cache: ow.KVCache | None = None
         if self.config.causal:
             self.cache = ow.KVCache(
                 self.config.layers, plan.sequences, plan.context, self.config.groups, self.config.size, plan.kv,
-                device=plan.layers if plan.placed else None,
+                device=plan.layers if plan.placed else None, window=windows,
             )  # fmt: skip
             self.step: Any = ow.compile(self.graph, devices=devices, precision=precision)
         else:
@@ -173,12 +174,9 @@ class Model:
         that no step later waits for it."""
         cache = self.decoder_cache()
         reaches = [r for i, r in enumerate(cache.reaches) if not i or cache.reaches[i - 1] < (tokens or r)]
+        ids = {n: ow.Spec((n, 1), "i64") for n in (1, self.plan.sequences)}
         with self.lock:
-            for reach in shown(reaches, "building"):
-                rows = {1, self.plan.sequences}
-                for n in rows:
-                    one = np.zeros((n, 1), np.int64)
-                    self.step.program(one, one, one, np.zeros((n, 1), np.int64), np.zeros(n, np.int64), reach)
+            self.step.warm([(one, one, one, one, ow.Spec((n,), "i64"), r) for r in reaches for n, one in ids.items()])
 
     def advance(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Logits]:
         """Feed the next tokens of sequences, in chunks, and return the logits that follow each.
@@ -192,11 +190,7 @@ class Model:
             if any(not 0 <= token < self.config.vocabulary for token in ids):
                 raise BoundsError(f"tokens are ids from 0 to {self.config.vocabulary - 1:,}")
         for sequence, ids in tokens.items():
-            if cache.lengths[sequence] + len(ids) > self.plan.context:
-                raise BoundsError(
-                    f"{cache.lengths[sequence]} tokens and {len(ids)} more are beyond the context of "
-                    f"{self.plan.context}; load the model with a larger context="
-                )
+            self.check_room(int(cache.lengths[sequence]), len(ids))
         found: dict[int, Logits] = {}
         with self.lock:
             long = [sequence for sequence, ids in tokens.items() if len(ids) > 1]
@@ -217,7 +211,10 @@ class Model:
             logits = self.step(*batch)
         except BaseException:
             for sequence, length in before.items():
-                cache.truncate(sequence, length)
+                try:
+                    cache.truncate(sequence, length)
+                except BoundsError:  # a ring has forgotten what came before: the sequence is computed anew
+                    cache.truncate(sequence, 0)
             raise
         return {sequence: logits[batch.rows[sequence]] for sequence in tokens}
 
@@ -249,20 +246,52 @@ class Model:
         raise FormatError(f"{self.file.path} has no chat template; give one (template=), such as 'chatml', or continue "
                           "plain text with generate")  # fmt: skip
 
-    def room_after(self, prompt: Sequence[int], max_tokens: int) -> int:
-        """Tokens that an answer may have behind a prompt. Raises `BoundsError` where there is nothing to continue, or
-        no room."""
+    def check_room(self, tokens: int, more: int) -> None:
+        """Raise `BoundsError` where a sequence of so many tokens has no room for so many more."""
+        if tokens + more > self.plan.context:
+            raise BoundsError(f"{tokens} tokens and {more} more are beyond the context of {self.plan.context}; load "
+                              "the model with a larger context=")  # fmt: skip
+
+    def answer(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None, stop: Sequence[str] = (),
+        logprobs: int | None = None, schema: Mapping[str, Any] | str | None = None,
+    ) -> Answer:  # fmt: skip
+        """An answer behind a prompt, of which no token is there yet. Arguments as of `Session.generate`.
+
+        Raises:
+            BoundsError: there is nothing to continue, or no room for a token.
+            FormatError, Unavailable: a schema that is none, or that nothing here holds answers to.
+        """
         if not prompt:
             raise BoundsError("there is nothing to continue; feed a text first")
-        room = self.plan.context - len(prompt)
-        if max_tokens < 1 or room < 1:
-            raise BoundsError(f"an answer has at least one token; asked for {max_tokens}, and the context has room for "
-                              f"{room}")  # fmt: skip
-        return room
+        if max_tokens < 1:
+            raise BoundsError(f"an answer has at least one token, not {max_tokens}")
+        self.check_room(len(prompt), 1)
+        sampler = Sampler(sampling or Sampling(temperature=0), self.tokenizer, schema)
+        most = min(max_tokens, self.plan.context - len(prompt))
+        return Answer(self.tokenizer, sampler, prompt, most, stop, logprobs)
 
     def session(self) -> Session:
         """A new, empty sequence; ``with model.session() as s: ...``. Raises `BoundsError` where none is free."""
-        return Session(self)
+        with self.lock:
+            return Session(self, self.decoder_cache().join())
+
+    def restore(self, path: str | os.PathLike[str]) -> Session:
+        """A session with the sequence that `Session.save` wrote, on any devices.
+
+        Raises:
+            FormatError: the file is damaged, no saved sequence, or of another model.
+            ShapeError, BoundsError: as of `opweave.KVCache.restore`.
+        """
+        with self.lock:
+            cache = self.decoder_cache()
+            session = Session(self, cache.restore(path, self.file.label))
+            session.tokens = cache.tokens(session.sequence)
+            if session.tokens:
+                cache.truncate(
+                    session.sequence, len(session.tokens) - 1
+                )  # the last one is computed again, for its logits
+        return session
 
     def generate(self, prompt: str, *, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Any:
         """Continue a text: an iterator of `Piece`. Options as of `Session.generate`."""
@@ -328,12 +357,11 @@ class Session:
     Attributes:
         model: whose.
         tokens: ids so far, those of answers too.
+        sequence: its number in the model's cache.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.tokens = model, list[int]()
-        with model.lock:
-            self._sequence: Final = model.decoder_cache().join()
+    def __init__(self, model: Model, sequence: int) -> None:
+        self.model, self.tokens, self.sequence = model, list[int](), sequence
         self._open = True
         self._logits: Logits | None = None
         self._cancelled = threading.Event()
@@ -350,21 +378,33 @@ class Session:
             self._open = False
             with self.model.lock:
                 if self.model.cache is not None:
-                    self.model.cache.release(self._sequence)
+                    self.model.cache.release(self.sequence)
 
     def feed(self, text: str | Sequence[int]) -> None:
         """Append a text (the first one with the token that begins texts) or ids. It is computed at the next answer."""
         ids = list(text) if not isinstance(text, str) else self.model.tokenizer.encode(text, special=not self.tokens)
-        if len(self.tokens) + len(ids) > self.model.plan.context:
-            raise BoundsError(
-                f"{len(self.tokens)} tokens and {len(ids)} more are beyond the context of {self.model.plan.context}; "
-                "load the model with a larger context="
-            )
+        self.model.check_room(len(self.tokens), len(ids))
         self.tokens += ids
 
     def logits(self) -> Logits:
         """Compute what was fed and return the logits that follow, f32 of shape (vocabulary,)."""
         return self._computed()
+
+    def fork(self) -> Session:
+        """A second session that begins as this one is now; what was fed is computed once. Raises `BoundsError` where no
+        sequence is free."""
+        with self.model.lock:
+            self._compute()
+            other = Session(self.model, self.model.decoder_cache().fork(self.sequence))
+        other.tokens, other._logits = self.tokens.copy(), self._logits
+        return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the sequence to a file, for `Model.restore`, also in another process and on other devices. Raises
+        `OSError` where it cannot be written."""
+        with self.model.lock:
+            self._compute()
+            self.model.decoder_cache().save(self.sequence, path, self.model.file.label)
 
     def cancel(self) -> None:
         """End the answer that is being generated, from any thread."""
@@ -387,9 +427,7 @@ class Session:
             BoundsError: there is nothing to continue, or no room in the context.
         """
         model = self.model
-        room = model.room_after(self.tokens, max_tokens)
-        sampler = Sampler(sampling or Sampling(temperature=0), model.tokenizer, schema)
-        answer = Answer(model.tokenizer, sampler, self.tokens, min(max_tokens, room), stop, logprobs)
+        answer = model.answer(self.tokens, max_tokens, sampling, stop, logprobs, schema)
         self._cancelled.clear()
         begin, known = perf_counter(), self._known
         logits = self._computed()
@@ -410,14 +448,18 @@ class Session:
     @property
     def _known(self) -> int:
         """Tokens whose keys and values the cache has."""
-        return int(self.model.decoder_cache().lengths[self._sequence])
+        return int(self.model.decoder_cache().lengths[self.sequence])
 
-    def _computed(self) -> Logits:
+    def _compute(self) -> None:
+        """Compute what was fed."""
         if not self._open:
             raise LifetimeError("this session was closed")
         new = self.tokens[self._known :]
         if new:
-            self._logits = self.model.advance({self._sequence: new})[self._sequence]
+            self._logits = self.model.advance({self.sequence: new})[self.sequence]
+
+    def _computed(self) -> Logits:
+        self._compute()
         if self._logits is None:
             raise BoundsError("there is nothing to continue; feed a text first")
         return self._logits
@@ -427,12 +469,9 @@ def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
     """The tensors, floats of matrices rounded to blocks where that was asked for."""
     if quantize is None:
         return dict(file.tensors)
-    dtype = ow.as_dtype(quantize)
     made: dict[str, Any] = {}
     for name in shown(list(file.tensors), "quantizing"):
         value = file.tensors[name]
-        plain = not isinstance(value, ow.Blocks) and value.ndim > 1 and "ffn_gate_inp" not in name
-        kind = dtype if plain and value.shape[-1] % dtype.block == 0 else ow.as_dtype("q8_0")
-        fits = plain and value.shape[-1] % kind.block == 0
-        made[name] = ow.quantize(np.asarray(value, np.float32), kind) if fits else value
+        kind = None if isinstance(value, ow.Blocks) else block_type(name, value, ow.as_dtype(quantize))
+        made[name] = value if kind is None else ow.quantize(np.asarray(value, np.float32), kind)
     return made

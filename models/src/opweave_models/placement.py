@@ -122,13 +122,16 @@ def plan_placement(
         BoundsError, SchedulerError: numbers or options that do not fit.
     """
     names = _devices(devices)
-    budgets = _budgets(names, memory or {})
     config = file.config
     sizes = {name: nbytes_of(file.tensors[name]) for name in file.tensors}
     forced = _forced(sizes, patterns or {}, experts)
     named = list(dict.fromkeys([*names, *(_name(device) for device in forced.values())]))
-    budgets |= {name: _budget(name) for name in named if name not in budgets}
-    cache = cache_bytes(file, context, sequences, kv) if config.causal else 0
+    given = {_name(device): parse_bytes(value) for device, value in (memory or {}).items()}
+    for name in given:
+        if name not in named:
+            raise UnknownNameError("device", name, named, "It has a budget, and the model does not use it.")
+    budgets = {name: given[name] if name in given else _budget(name) for name in named}
+    caches = [cache_bytes(file, i, context, sequences, kv) if config.causal else 0 for i in range(config.layers)]
     compute = compute_bytes(file, context, chunk, sequences)
     own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
            for i in range(config.layers)]  # fmt: skip
@@ -138,7 +141,7 @@ def plan_placement(
         taken[_name(device)] += sizes[name]
     layers = (
         _by_proportion(names, split, config.layers) if split is not None
-        else _by_memory(names, budgets, taken, [n + cache for n in own], ends, compute)
+        else _by_memory(names, budgets, taken, [n + cache for n, cache in zip(own, caches, strict=True)], ends, compute)
     )  # fmt: skip
     placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes}
     placed |= {name: _name(device) for name, device in forced.items()}
@@ -147,20 +150,20 @@ def plan_placement(
         Share(
             name, tuple(i for i, device in enumerate(layers) if device == name),
             sum(n for tensor, n in sizes.items() if placed[tensor] == name),
-            cache * layers.count(name), compute, budgets[name],
+            sum(n for n, device in zip(caches, layers, strict=True) if device == name), compute, budgets[name],
         ) for name in used
     )  # fmt: skip
     for share in shares:
-        given = (memory or {}).get(share.device)
-        if given is not None and share.total > parse_bytes(given):
-            raise AllocationError(share.device, share.total, parse_bytes(given), "by the budget that was given")
+        if share.total > given.get(share.device, share.total):
+            raise AllocationError(share.device, share.total, given[share.device], "by the budget that was given")
     return Plan(shares, placed if len(shares) > 1 else {}, tuple(layers), context, sequences, kv)
 
 
-def cache_bytes(file: ModelFile, context: int, sequences: int, kv: str) -> int:
-    """Bytes of the keys and values of one layer."""
+def cache_bytes(file: ModelFile, layer: int, context: int, sequences: int, kv: str) -> int:
+    """Bytes of the keys and values of a layer; one with a window keeps no more than that."""
     dtype, config = ow.as_dtype(kv), file.config
-    elements = (sequences * context + 1) * config.groups * config.size
+    kept = min(context, config.window) if config.windowed[layer] else context
+    elements = (sequences * kept + 1) * config.groups * config.size
     return 2 * (elements // dtype.block) * dtype.itemsize
 
 
@@ -193,14 +196,6 @@ def _devices(devices: Sequence[str] | str) -> list[str]:
 def _budget(name: str) -> int | None:
     free, total = ow.device(name).mem_info()
     return int(free * (1 - RESERVE)) if total else None
-
-
-def _budgets(names: Sequence[str], memory: Mapping[str, int | str]) -> dict[str, int | None]:
-    given = {_name(name): parse_bytes(value) for name, value in memory.items()}
-    for name in given:
-        if name not in names:
-            raise UnknownNameError("device", name, names, "It has a budget, and the model does not use it.")
-    return {name: given[name] if name in given else _budget(name) for name in names}
 
 
 def _forced(sizes: Mapping[str, int], patterns: Mapping[str, str], experts: str | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 import opweave as ow
 from opweave.errors import FormatError, Unavailable
 from opweave.progress import shown
-from opweave_models.files import nbytes_of, open_model
+from opweave_models.files import block_type, nbytes_of, open_model
 
 __all__ = ["quantize_gguf"]
 
@@ -41,10 +41,8 @@ def quantize_gguf(source: Path, target: Path, kind: str) -> None:
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
     for name in shown(list(opened.tensors), "quantizing"):
         value: Any = opened.tensors[name]
-        row = value.shape[-1]
-        matrix = len(value.shape) > 1 and "ffn_gate_inp" not in name
-        chosen = wanted if row % wanted.block == 0 else ow.as_dtype("q8_0")
-        if matrix and row % chosen.block == 0 and ow.as_dtype(value.dtype) != chosen:
+        chosen = block_type(name, value, wanted)
+        if chosen is not None and ow.as_dtype(value.dtype) != chosen:
             floats = ow.dequantize(value) if isinstance(value, ow.Blocks) else value
             value = ow.quantize(np.asarray(floats, np.float32), chosen)
         if isinstance(value, ow.Blocks):

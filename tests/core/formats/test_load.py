@@ -79,6 +79,11 @@ def test_they_are_placed_and_converted_like_arrays(tmp_path):
     same(loaded, {name: array.astype(ml_dtypes.bfloat16) for name, array in given.items()})
     with pytest.raises(ow.UnknownNameError, match="a pattern of device="):
         ow.load_weights(tmp_path / "x.safetensors", {"layer.*": one})
+    general = {ow.optional("*experts*"): two, ow.optional("*.0.*"): one}
+    loaded = ow.load_weights(tmp_path / "x.safetensors", general)
+    assert [t.leaf and t.leaf.device for t in loaded.values()] == ["one", None]
+    with pytest.raises(ow.DTypeError, match="a pattern is a text"):
+        ow.optional(None)
 
 
 def test_names_choose_by_pattern(tmp_path):
@@ -95,6 +100,9 @@ def test_names_choose_by_pattern(tmp_path):
         ow.load_weights(tmp_path / "x.safetensors", names=["head", "layers.2.*"])
     with pytest.raises(ow.DTypeError, match="names= takes a glob pattern"):
         ow.load_weights(tmp_path / "x.safetensors", names=[3])
+    with pytest.raises(ow.DTypeError, match="names= takes a glob pattern or several, not None"):
+        ow.load_weights(tmp_path / "x.safetensors", names=None)
+    assert set(ow.load_weights(tmp_path / "x.safetensors", names=["head", ow.optional("x")])) == {"head"}
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

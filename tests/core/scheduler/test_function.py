@@ -62,6 +62,24 @@ def test_outputs_are_called_with_arrays_in_the_order_of_their_inputs_or_by_name(
         f(a, b, a)
 
 
+def test_warm_builds_the_programs_of_calls_to_come():
+    @ow.compile(devices="host")
+    def f(x, y, times=1):
+        return x * float(times) + y
+
+    f.warm([(ow.Spec((2, n), "f32"), ow.Spec((n,), "f32")) for n in (3, 5)])
+    f.warm([{"x": ow.Spec((2, 3), "f32"), "y": np.ones(3, np.float32), "times": 7}])
+    built = f.scheduler.stats.built
+    assert built == 3
+    np.testing.assert_array_equal(f(np.ones((2, 5), np.float32), np.ones(5, np.float32)), np.full((2, 5), 2))
+    np.testing.assert_array_equal(f(np.ones((2, 3), np.float32), np.ones(3, np.float32), 7), np.full((2, 3), 8))
+    assert f.scheduler.stats.built == built
+    with pytest.raises(ow.SchedulerError, match="keeps 64 programs"):
+        f.warm([(ow.Spec((1, n), "f32"), 0.0) for n in range(1, 66)])
+    with pytest.raises(ow.ShapeError):
+        f.warm([(ow.Spec((2, -1), "f32"), 0.0)])
+
+
 def test_max_shapes_take_the_memory_once():
     device = Separate("g")
     f = ow.compile(lambda x: ow.exp(ow.neg(x)) + x, devices=device, max_shapes={"x": (1000, 16)})

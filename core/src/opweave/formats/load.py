@@ -18,7 +18,7 @@ from opweave.graph.blocks import Blocks
 from opweave.graph.dtypes import DTYPES, DTypeLike, as_dtype
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor
-from opweave.leaves import Weights, Where, weights
+from opweave.leaves import OptionalPattern, Weights, Where, weights
 
 __all__ = ["chosen_names", "described", "load_weights", "read_tensors"]
 
@@ -117,11 +117,11 @@ def _is_weights(path: Path) -> bool:
 def chosen_names(found: Collection[str], patterns: Names) -> list[str]:
     """The names that match one of the patterns, in the order of ``found``. Raises `UnknownNameError` for a pattern that
     matches none, `DTypeError` for a pattern that is no text."""
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    wanted = list(patterns) if isinstance(patterns, Collection) and not isinstance(patterns, str) else [patterns]
     if not all(isinstance(pattern, str) for pattern in wanted):
         raise DTypeError(f"names= takes a glob pattern or several, not {patterns!r:.80}")
     for pattern in wanted:
-        if found and not any(fnmatchcase(name, pattern) for name in found):
+        if found and not isinstance(pattern, OptionalPattern) and not any(fnmatchcase(n, pattern) for n in found):
             raise UnknownNameError("tensor", pattern, found, "It is a pattern of names, and matches none.")
     return [name for name in found if any(fnmatchcase(name, pattern) for pattern in wanted)]
 

@@ -49,8 +49,12 @@ def pack(header: dict[str, Any], buffers: Sequence[Array]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(data: Any) -> tuple[dict[str, Any], Array]:
+def unpack(data: Any, what: str = "graph") -> tuple[dict[str, Any], Array]:
     """The header, and the bytes behind it as a read-only ``uint8`` array over ``data``, which is not copied.
+
+    Args:
+        data: contiguous bytes.
+        what: what was saved, as messages say it.
 
     Raises:
         FormatError: ``data`` is not contiguous bytes, was not made by `pack`, is damaged or cut off, or is of another
@@ -59,24 +63,24 @@ def unpack(data: Any) -> tuple[dict[str, Any], Array]:
     try:
         view = memoryview(data).cast("B").toreadonly()
     except (TypeError, ValueError) as error:
-        raise FormatError(f"a saved graph is bytes, not {type(data).__name__}: {error}") from None
+        raise FormatError(f"a saved {what} is bytes, not {type(data).__name__}: {error}") from None
     if len(view) < _HEAD.size:
-        raise FormatError(f"{len(view)} bytes are too few for a saved graph")
+        raise FormatError(f"{len(view)} bytes are too few for a saved {what}")
     magic, version, checksum, length = _HEAD.unpack_from(view)
     if magic != MAGIC:
-        raise FormatError("these bytes are no saved graph: they do not begin with its mark")
+        raise FormatError(f"these bytes are no saved {what}: they do not begin with its mark")
     if version != VERSION:
-        raise FormatError(f"the graph was saved in version {version} of the format; this opweave reads {VERSION}")
+        raise FormatError(f"the {what} was saved in version {version} of the format; this opweave reads {VERSION}")
     if length > len(view) - _HEAD.size:
-        raise FormatError(f"the saved graph is cut off: its header has {length:,} bytes, {len(view):,} are there")
+        raise FormatError(f"the saved {what} is cut off: its header has {length:,} bytes, {len(view):,} are there")
     end = _HEAD.size + length
     text = bytes(view[_HEAD.size : end])
     if crc32(text) != checksum:
-        raise FormatError("the saved graph is damaged: its header has another checksum than was saved")
+        raise FormatError(f"the saved {what} is damaged: its header has another checksum than was saved")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the header of the saved graph is no JSON: {error}") from None
+        raise FormatError(f"the header of the saved {what} is no JSON: {error}") from None
     if not isinstance(header, dict):
-        raise FormatError("the header of the saved graph is no object")
+        raise FormatError(f"the header of the saved {what} is no object")
     return header, np.frombuffer(view[aligned(end) :], np.uint8)

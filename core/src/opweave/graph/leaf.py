@@ -9,7 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from opweave.graph.dtypes import DType, f32
+from opweave.graph.dtypes import DType, DTypeLike, f32
 from opweave.graph.layout import Shape
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Spec(NamedTuple):
     """A shape and a dtype in place of an array, for graphs that are only planned."""
 
     shape: Shape
-    dtype: DType = f32
+    dtype: DTypeLike = f32
 
 
 class Location(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.errors import SchedulerError
+from opweave.function import Function
 from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
 from opweave.graph.work import decisive_dtype, window_bytes, work
@@ -44,8 +45,8 @@ __all__ = ["profile_run", "step_times"]
 
 
 def profile_run(
-    program: Program,
-    feeds: Mapping[Any, Any] | None = None,
+    program: Program | Function,
+    feeds: Mapping[Any, Any] | Iterable[Any] | None = None,
     /,
     *,
     runs: int = 10,
@@ -63,22 +64,29 @@ def profile_run(
     States keep their values. The second program needs memory for its temporaries while this runs.
 
     Args:
-        program: what `Scheduler.build`, or ``function.program(...)`` of a compiled function, gave.
-        feeds, named: as for `Program.run`.
+        program: what `Scheduler.build` gave, or a function made by `opweave.compile`: then its program for these
+            arguments.
+        feeds, named: as for `Program.run`; of a function its arguments, in a sequence or by name.
         runs: how many runs are measured, after one that is not; times are medians.
         limits: compare with what the devices allow, by their profiles (``opweave_cost.profile``), which are measured if
             there are none yet.
 
     Raises:
-        SchedulerError: not a program, a number of runs below 1; ``feeds`` as in `Program.run`.
+        SchedulerError: neither a program nor such a function, a number of runs below 1; ``feeds`` as in `Program.run`.
         ShapeError, DTypeError, UnknownNameError, ExecutionError, LifetimeError: as `Program.run`.
         AllocationError: no room for the second program.
     """
+    if isinstance(program, Function):
+        args = () if isinstance(feeds, Mapping) else tuple(feeds or ())
+        program, feeds = program.prepare(args, {**(feeds if isinstance(feeds, Mapping) else {}), **named})
+        named = {}
     if not isinstance(program, Program):
         raise SchedulerError(
-            f"profile_run takes a program, not {type(program).__name__}: scheduler.build(outputs), or "
-            "function.program(arrays) of a compiled function"
+            f"profile_run takes a program, as scheduler.build(outputs) gives it, or a compiled function, not "
+            f"{type(program).__name__}"
         )
+    if not isinstance(feeds, (Mapping, type(None))):
+        raise SchedulerError(f"a program is fed a mapping of inputs to arrays, not {type(feeds).__name__}")
     if not isinstance(runs, int) or runs < 1:
         raise SchedulerError(f"runs is a number of runs, at least 1, not {runs!r}")
     whole: list[float] = []
