@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opweave.kv_cache import KVCache as KVCache
     from opweave.runtime.host.threads import ThreadPool as ThreadPool
     from opweave.sharding.placing import Sharded as Sharded
-    from opweave.tools.compare import compare as compare
     from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.tools.trace import trace as trace
     from opweave.warning import OpweaveWarning as OpweaveWarning
@@ -36,7 +35,6 @@ _LATER = {
     "combine": "opweave.combined.device",
     "Sharded": "opweave.sharding.placing",
     "ThreadPool": "opweave.runtime.host.threads",
-    "compare": "opweave.tools.compare",
     "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",
     "from_dlpack": "opweave.dlpack",
@@ -47,6 +45,7 @@ _LATER = {
 
 # What has become a package of its own, by the name that it had here; the distribution is named like the module.
 _MOVED = {
+    "compare": "opweave_conformance.compare",
     "conformance": "opweave_conformance",
     "measure_steps": "opweave_cost.measure_steps",
     "profile": "opweave_cost.profile",

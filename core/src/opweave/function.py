@@ -318,7 +318,7 @@ def compile(
             smaller shapes then allocate nothing.
         precision: how roughly products, attention and convolutions may be computed at most, ``"exact"``, ``"bf16"`` or
             ``"int8"``, or a mapping of patterns of node names to these, as of `Scheduler`; ``None``: as the scheduler
-            says, ``"exact"`` if it is made here. `opweave.compare` measures the error.
+            says, ``"exact"`` if it is made here. `opweave_conformance.compare` measures the error.
         on_device: leave results in the memory of the devices that computed them, as ``Program.run(on_device=True)``:
             objects with ``__dlpack__``, for ``torch.from_dlpack(...)`` and the like, and to call the function with.
 

@@ -92,7 +92,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "Function", "Program", "Scheduler", "ThreadPool", "combine", "compile",
     ),
     "Looking inside": (
-        "compare", "copy_graph", "trace",
+        "copy_graph", "trace",
     ),
     "Plugins and devices": (
         "PluginRecord", "Registry", "backend", "backends", "best_device", "default_devices", "device",

@@ -11,6 +11,7 @@ import opweave as ow
 from opweave.graph.opdef import find_op
 from opweave.graph.tensor import node
 from opweave.runtime.host.device import HostDevice
+from opweave_conformance import compare
 from tests.support.devices import Separate
 from tests.support.real_devices import real_device
 
@@ -130,7 +131,7 @@ def test_an_observer_ends_the_run(device, chain):
 def test_a_callback_gets_both_values_of_the_nodes_that_were_asked_for(device, chain):
     _, first, second, third = chain
     x, seen = array(4, 6), []
-    found = ow.compare(
+    found = compare(
         third, {"x": x}, second=device, nodes=[first, third], callback=lambda *given: seen.append(given)
     )  # fmt: skip
     assert found
@@ -140,7 +141,7 @@ def test_a_callback_gets_both_values_of_the_nodes_that_were_asked_for(device, ch
     for _, one, two in seen:
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(seen[0][1], x @ array(6, 6).T, rtol=1e-4, atol=1e-5)
-    assert [r.node for r in ow.compare(third, {"x": x}, second=device, nodes=lambda node: node is second).nodes] == [
+    assert [r.node for r in compare(third, {"x": x}, second=device, nodes=lambda node: node is second).nodes] == [
         second
     ]
 
@@ -148,12 +149,12 @@ def test_a_callback_gets_both_values_of_the_nodes_that_were_asked_for(device, ch
 def test_a_comparison_ends_early(device, chain):
     _, first, _, third = chain
     x = {"x": array(4, 6)}
-    found = ow.compare(third, x, second=device, callback=lambda node, one, two: False)
+    found = compare(third, x, second=device, callback=lambda node, one, two: False)
     assert [row.node for row in found.nodes] == [first]
     assert found.ended
     assert not found.outputs
     assert "ended early" in str(found)
-    strict = ow.compare(third, x, second=device, allowed=-1, stop_at_first=True)
+    strict = compare(third, x, second=device, allowed=-1, stop_at_first=True)
     assert len(strict.nodes) == 1
     assert strict.first_divergence.node is first
     assert strict.ended
@@ -162,20 +163,20 @@ def test_a_comparison_ends_early(device, chain):
 def test_states_keep_their_values_when_a_comparison_ends_early(device):
     total = ow.state("total", (4, 6), fill=1)
     output = ow.neg(ow.assign(total, total + ow.input("x", (4, 6))))
-    ow.compare(output, {"x": array(4, 6)}, second=device, callback=lambda *given: False)
+    compare(output, {"x": array(4, 6)}, second=device, callback=lambda *given: False)
     assert (ow.read(total) == 1).all()
 
 
 def test_what_was_not_computed_has_no_second_value(chain):
     _, first, _, third = chain
     seen = {}
-    found = ow.compare(third, {"x": array(4, 6)}, second=Separate("few", ["mul", "scale", "relu"]),
+    found = compare(third, {"x": array(4, 6)}, second=Separate("few", ["mul", "scale", "relu"]),
                        callback=lambda node, one, two: seen.update({node: two}))  # fmt: skip
     assert seen[first] is None
     assert seen[third] is not None
     assert not found.ended
     with pytest.raises(ow.SchedulerError, match="not computed by this graph"):
-        ow.compare(third, {"x": array(4, 6)}, second=HostDevice(), nodes=[ow.exp(first)])
+        compare(third, {"x": array(4, 6)}, second=HostDevice(), nodes=[ow.exp(first)])
 
 
 # --- pins of leaves ---------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Scheduler:
             8 bits in blocks, beside quantized weights), each of which allows the finer ones too; or a mapping of
             patterns of node names (`opweave.scope`) to these, of which the first match counts. Nodes for which their
             device has faster kernels of such a precision then run in it; `Program.explain` shows which nodes do,
-            `opweave.compare` what it costs.
+            `opweave_conformance.compare` what it costs.
         memory_limit: bytes that the temporaries of a program may take, on all devices together. Where they would take
             more, values that are needed again much later, as the backward graph needs activations, are computed again
             instead of being kept: as few as are necessary, those first that cost least for what they save. Results stay

@@ -1,4 +1,5 @@
-"""The conformance suite: checks that a device computes correctly whatever it accepts, see ``docs/conformance.md``.
+"""The conformance suite: checks that a device computes correctly whatever it accepts, see ``docs/conformance.md``; and
+`compare`, which runs a graph on two devices and compares every node.
 
 A single case can be run on any device::
 
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from opweave_conformance.case import Case, Operand
     from opweave_conformance.cases import CASES, cases_for
     from opweave_conformance.check import run_case
+    from opweave_conformance.device_comparison import compare
     from opweave_conformance.result import Result
     from opweave_conformance.tolerances import Limits, limits
 
-__all__ = ["CASES", "Case", "Limits", "Operand", "Result", "cases_for", "limits", "run_case"]
+__all__ = ["CASES", "Case", "Limits", "Operand", "Result", "cases_for", "compare", "limits", "run_case"]
 
 # pytest imports the package in every run: what it exports is imported when it is first asked for.
 _MODULES = {
     "CASES": "cases", "Case": "case", "Limits": "tolerances", "Operand": "case", "Result": "result",
-    "cases_for": "cases", "limits": "tolerances", "run_case": "check",
+    "cases_for": "cases", "compare": "device_comparison", "limits": "tolerances", "run_case": "check",
 }  # fmt: skip
 
 

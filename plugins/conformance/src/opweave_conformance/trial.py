@@ -17,7 +17,7 @@ from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.runtime.host.storage import array_shape
 from opweave.scheduler.place.precision import rounded_sources
-from opweave_conformance.compare import compare
+from opweave_conformance.comparison import compare
 from opweave_conformance.result import Result
 from opweave_conformance.tolerances import limits
 

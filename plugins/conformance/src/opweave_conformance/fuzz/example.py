@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from opweave.errors import SchedulerError
+from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape
-from opweave.tools.reproduce import literal
 
 __all__ = ["Drawn", "Entry", "Example", "LeafEntry", "NodeEntry", "lines_of", "renumbered", "script", "with_lengths"]
 
@@ -217,3 +218,19 @@ def renumbered(
             entry = entry._replace(srcs=tuple([new[s] for s in entry.srcs]))
         kept.append(entry)
     return tuple(kept), tuple([new[o] for o in outputs]), new
+
+
+def literal(value: Any) -> str:
+    """The value of an attribute as a Python expression, in which opweave is ``ow``; raises `SchedulerError` for one
+    that has none, as a function."""
+    if isinstance(value, DType):
+        return f"ow.as_dtype({value.name!r})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, slice):
+        return f"slice({value.start!r}, {value.stop!r}, {value.step!r})"
+    if value is None or isinstance(value, (bool, int, str)):
+        return repr(value)
+    if isinstance(value, float):
+        return f"float({str(value)!r})"
+    raise SchedulerError(f"the attribute {value!r}, which cannot be written into a script")

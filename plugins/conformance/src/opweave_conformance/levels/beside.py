@@ -16,7 +16,7 @@ from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave_conformance.companions import SeparateMemory
-from opweave_conformance.compare import compare
+from opweave_conformance.comparison import compare
 from opweave_conformance.graphs import MODELS, LeafDevices, Model
 from opweave_conformance.tolerances import Limits, limits
 

@@ -18,7 +18,7 @@ from opweave.scheduler import Scheduler
 from opweave_conformance.case import Case
 from opweave_conformance.cases import CASES
 from opweave_conformance.checklist import Check, Mismatch, Subject, inapplicable
-from opweave_conformance.compare import compare
+from opweave_conformance.comparison import compare
 from opweave_conformance.tolerances import Limits, limits
 from opweave_conformance.values import leaf_values
 

@@ -24,7 +24,7 @@ from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Operand
 from opweave_conformance.checklist import Checklist, Subject, expect, expect_equal, expect_raises, inapplicable
-from opweave_conformance.compare import compare
+from opweave_conformance.comparison import compare
 from opweave_conformance.tolerances import limits
 from opweave_conformance.values import make_values
 

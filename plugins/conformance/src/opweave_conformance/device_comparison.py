@@ -21,8 +21,8 @@ from opweave.scheduler import Scheduler
 from opweave.scheduler.place.capabilities import Capabilities
 from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of, rebuilt
 from opweave.tools.distance import distance
-from opweave.tools.reproduce import write_script
 from opweave.tools.writable import check_writable
+from opweave_conformance.reproduction import write_script
 
 if TYPE_CHECKING:
     from opweave.scheduler import Program
@@ -190,7 +190,7 @@ def compare(
                 row, got = _judge(node, value, known, questioned, precisions.get(node, "exact"), bounds)
                 result.nodes.append(row)
                 if row.diverges and not row.reason and script is not None and not result.script:
-                    result.script = write_script(script, node, known, (one.name, other.name))
+                    result.script = write_script(script, *isolated(node, known), (one.name, other.name))
                 ended = callback is not None and callback(node, value, got) is False
                 result.ended = ended or (stop_at_first and row.diverges)
                 if progress is not None:

@@ -1,4 +1,4 @@
-"""`ow.compare`: two devices node by node, the first difference named, and a script that repeats it."""
+"""`opweave_conformance.compare`: two devices node by node, the first difference named, and a script that repeats it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 import opweave as ow
 from opweave.runtime.host.device import HostDevice
-from opweave.tools.compare import NodeError
-from opweave.tools.distance import distance
+from opweave_conformance import compare
+from opweave_conformance.device_comparison import NodeError
 from tests.support.devices import BASIC, Separate
 from tests.support.rounding import Rounding
 
@@ -55,7 +55,7 @@ def graph() -> tuple[list[ow.Tensor], dict[str, np.ndarray]]:
 
 def test_devices_that_agree_agree(graph):
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first=HostDevice(), second=Separate("same"))
+    found = compare(outputs, feeds, first=HostDevice(), second=Separate("same"))
     assert found
     assert found.first_divergence is None
     assert [op_of(row) for row in found.nodes] == ["linear", "relu", "neg", "exp", "add", "assign"]
@@ -67,7 +67,7 @@ def test_devices_that_agree_agree(graph):
 @pytest.mark.parametrize("op", ["relu", "neg", "exp", "linear"])
 def test_the_node_that_is_wrong_is_named_and_not_the_ones_behind_it(graph, op):
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first=HostDevice(), second=Wrong(op))
+    found = compare(outputs, feeds, first=HostDevice(), second=Wrong(op))
     assert not found
     assert [op_of(row) for row in found.nodes if row.diverges] == [op]
     assert found.first_divergence is not None
@@ -80,13 +80,13 @@ def test_states_are_as_they_were(graph):
     outputs, feeds = graph
     total = next(t for t in ow.Graph(outputs).leaves if t.name == "total")
     ow.write(total, np.full((4, 8), 3, F))
-    assert ow.compare(outputs, feeds, first=HostDevice(), second=Separate("same"))
+    assert compare(outputs, feeds, first=HostDevice(), second=Separate("same"))
     assert (ow.read(total) == 3).all()
 
 
 def test_what_the_second_device_does_not_run_is_said_and_is_no_difference(graph):
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first=HostDevice(), second=Separate("few", ["linear", "relu"]))
+    found = compare(outputs, feeds, first=HostDevice(), second=Separate("few", ["linear", "relu"]))
     assert found
     assert {op_of(row): row.reason for row in found.nodes if row.reason} == {
         name: f"no kernel for {name}" for name in ("neg", "exp", "add", "assign")
@@ -95,7 +95,7 @@ def test_what_the_second_device_does_not_run_is_said_and_is_no_difference(graph)
 
 def test_what_products_in_bf16_cost(graph):
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16")
+    found = compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16")
     by_op = {op_of(row): row for row in found.nodes}
     assert 1e-7 < by_op["linear"].nmse < 3e-5
     assert (by_op["linear"].precision, by_op["exp"].precision) == ("bf16", "exact")
@@ -107,14 +107,14 @@ def test_what_products_in_bf16_cost(graph):
     assert f"computed in bf16: 1 nodes, each with a normalised mean square error of {figures} to {figures}" in str(
         found
     )
-    assert not ow.compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16", allowed=1e-9)
+    assert not compare(outputs, feeds, first=HostDevice(), second=Rounding(), precision="bf16", allowed=1e-9)
 
 
 def test_what_one_device_loses_by_it(graph):
     outputs, feeds = graph
     device = Rounding()
-    assert all(row.nmse == 0 for row in ow.compare(outputs, feeds, first=device, second=device).nodes)
-    found = ow.compare(outputs, feeds, first=device, second=device, precision={"linear": "bf16"})
+    assert all(row.nmse == 0 for row in compare(outputs, feeds, first=device, second=device).nodes)
+    found = compare(outputs, feeds, first=device, second=device, precision={"linear": "bf16"})
     assert [op_of(row) for row in found.nodes if row.nmse] == ["linear"]
 
 
@@ -122,11 +122,11 @@ def test_what_products_in_int8_cost():
     weights = ow.weights({"w": ow.quantize(np.random.default_rng(1).standard_normal((8, 64)), "q8_0")})
     feeds = {"x": np.random.default_rng(2).standard_normal((4, 64)).astype(F)}
     output = ow.linear(ow.input("x", (4, 64)), weights["w"])
-    found = ow.compare(output, feeds, first=HostDevice(), second=Rounding(exact=False), precision="int8")
+    found = compare(output, feeds, first=HostDevice(), second=Rounding(exact=False), precision="int8")
     assert found
     assert found.nodes[0].precision == "int8"
     assert 1e-6 < found.nodes[0].nmse < 1e-4
-    wrong = ow.compare(output, feeds, first=HostDevice(), second=Rounding(levels=5), precision="int8")
+    wrong = compare(output, feeds, first=HostDevice(), second=Rounding(levels=5), precision="int8")
     assert wrong.first_divergence is not None
 
 
@@ -157,7 +157,7 @@ def test_the_script_repeats_the_difference_by_itself(graph, tmp_path):
         """)
     )
     outputs, feeds = graph
-    found = ow.compare(outputs, feeds, first="host", second=Wrong("neg"), script=tmp_path / "repro")
+    found = compare(outputs, feeds, first="host", second=Wrong("neg"), script=tmp_path / "repro")
     assert found.script == str(tmp_path / "repro.py")
     assert (tmp_path / "repro.npz").exists()
     environment = {**os.environ, "OPWEAVE_BACKEND_PATH": str(tmp_path / "plugins" / "wrong.py")}
@@ -184,7 +184,7 @@ def test_scripts_keep_layouts_attributes_types_and_states(tmp_path):
     for i, node in enumerate(cases):
         # Nothing is within an allowance below zero: every node counts as different.
         given = {k: v for k, v in feeds.items() if k in {t.name for t in ow.Graph((node,)).leaves}}
-        found = ow.compare(node, given, first="host", second="host", allowed=-1.0, script=tmp_path / f"case{i}")
+        found = compare(node, given, first="host", second="host", allowed=-1.0, script=tmp_path / f"case{i}")
         assert found.script, found
         done = subprocess.run([sys.executable, found.script], capture_output=True, text=True, check=True)
         assert "error 0.00e+00" in done.stdout, node.describe()
@@ -193,33 +193,18 @@ def test_scripts_keep_layouts_attributes_types_and_states(tmp_path):
 def test_progress_is_reported(graph):
     outputs, feeds = graph
     seen: list[tuple[int, int]] = []
-    ow.compare(outputs, feeds, first=HostDevice(), second=Separate("same"), progress=lambda *a: seen.append(a))
+    compare(outputs, feeds, first=HostDevice(), second=Separate("same"), progress=lambda *a: seen.append(a))
     assert seen == [(i, 6) for i in range(1, 7)]
 
 
 def test_bad_input_is_refused_before_anything_runs(graph):
     outputs, feeds = graph
     with pytest.raises(ow.SchedulerError, match="no value"):
-        ow.compare(outputs, {}, first=HostDevice(), second=HostDevice())
+        compare(outputs, {}, first=HostDevice(), second=HostDevice())
     with pytest.raises(ow.UnknownNameError):
-        ow.compare(outputs, feeds, second="nowhere")
+        compare(outputs, feeds, second="nowhere")
     with pytest.raises(ow.UnknownNameError, match="did you mean 'int8'"):
-        ow.compare(outputs, feeds, second=HostDevice(), precision="i8")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("got", "want", "expected"),
-    [
-        (np.ones(4, F), np.ones(4, F), (0, 0)),
-        (np.array([1, np.nan]), np.array([1, np.nan]), (0, 0)),
-        (np.array([1, np.inf]), np.array([1, -np.inf]), (np.inf, np.inf)),
-        (np.array([1, 2]), np.array([1, 3]), (np.inf, np.inf)),
-        (np.array([1.0, 3.0]), np.array([1.0, 2.0]), (0.2, 1 / (2 + 2.5**0.5))),
-        (np.array([1.0]), np.array([0.0]), (np.inf, np.inf)),
-    ],
-)
-def test_distance(got, want, expected):
-    assert distance(got, want)[:2] == pytest.approx(expected)
+        compare(outputs, feeds, second=HostDevice(), precision="i8")  # type: ignore[arg-type]
 
 
 def test_a_script_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
@@ -229,4 +214,4 @@ def test_a_script_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     x = ow.input("x", (2,))
     node = ow.custom(never, x, like=x)
     with pytest.raises(ow.PathError, match=r"no folder .*nowhere; make it first"):
-        ow.compare(node, {"x": np.ones(2, F)}, second="host", script=tmp_path / "nowhere" / "case.py")
+        compare(node, {"x": np.ones(2, F)}, second="host", script=tmp_path / "nowhere" / "case.py")
