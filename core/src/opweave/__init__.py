@@ -45,14 +45,21 @@ _LATER = {
 
 # What has become a package of its own, by the name that it had here; the distribution is named like the module.
 _MOVED = {
+    "add_relative_positions": "opweave_models.add_relative_positions",
+    "col2im1d": "opweave_models.col2im1d",
     "compare": "opweave_conformance.compare",
     "conformance": "opweave_conformance",
+    "hyper_connection_post": "opweave_models.hyper_connection_post",
+    "hyper_connection_pre": "opweave_models.hyper_connection_pre",
     "measure_steps": "opweave_cost.measure_steps",
     "profile": "opweave_cost.profile",
     "profile_run": "opweave_cost.profile_run",
+    "relative_positions": "opweave_models.relative_positions",
     "simulate": "opweave_cost.simulate",
     "training": "opweave_training",
     "tune": "opweave_cost.tune",
+    "window_partition": "opweave_models.window_partition",
+    "window_unpartition": "opweave_models.window_unpartition",
 }
 
 

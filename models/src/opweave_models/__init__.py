@@ -13,6 +13,14 @@
 from opweave_models.chat import Template
 from opweave_models.config import ARCHITECTURES, Config
 from opweave_models.files import ModelFile, open_model
+from opweave_models.folding import (
+    add_relative_positions,
+    col2im1d,
+    relative_positions,
+    window_partition,
+    window_unpartition,
+)
+from opweave_models.hyper_connection import hyper_connection_post, hyper_connection_pre
 from opweave_models.model import Model, Session, Stats, load
 from opweave_models.placement import Plan, Share, plan_placement
 from opweave_models.sampling import Piece, Sampling
@@ -20,5 +28,7 @@ from opweave_models.tokenizer import Tokenizer, read_tokenizer
 
 __all__ = [
     "ARCHITECTURES", "Config", "Model", "ModelFile", "Piece", "Plan", "Sampling", "Session", "Share", "Stats",
-    "Template", "Tokenizer", "load", "open_model", "plan_placement", "read_tokenizer",
+    "Template", "Tokenizer", "add_relative_positions", "col2im1d", "hyper_connection_post", "hyper_connection_pre",
+    "load", "open_model", "plan_placement", "read_tokenizer", "relative_positions", "window_partition",
+    "window_unpartition",
 ]  # fmt: skip

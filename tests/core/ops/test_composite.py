@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_models
 from opweave.graph.dtypes import as_dtype
 from opweave.ops.operands import composite
 from tests.support.real_devices import combined
@@ -38,10 +39,10 @@ def test_types_of_results() -> None:
 
 
 FORWARD = {
-    "hyper_connection_post": lambda x, y, s, h: ow.hyper_connection_post(
+    "hyper_connection_post": lambda x, y, s, h: opweave_models.hyper_connection_post(
         x[:2], ow.reshape(y, (2, 2, 1000)), s[:2, :2], ow.reshape(s[:2, :4], (2, 2, 2))
     ),
-    "add_relative_positions": lambda x, y, s, h: ow.add_relative_positions(
+    "add_relative_positions": lambda x, y, s, h: opweave_models.add_relative_positions(
         ow.reshape(h, (1, 20, 20)), ow.reshape(h[:100], (1, 4, 5, 5)), ow.reshape(-h[100:180], (1, 4, 5, 4))
     ),
 }

@@ -365,10 +365,9 @@ def test_elementwise_definitions_say_what_may_be_overwritten():
 
 def test_every_public_builder_is_in_the_table_or_made_of_it():
     made_of_others = {
-        "add_relative_positions", "bernoulli", "col2im1d", "cross_entropy", "dft", "diag", "expand_dims", "flatten",
-        "gated_delta_rule", "gated_linear_attention", "greater", "greater_equal", "hyper_connection_post",
-        "hyper_connection_pre", "mse_loss", "outer", "relative_positions", "repeat", "rwkv6", "rwkv7", "split",
-        "squeeze", "swapaxes", "tile", "window_partition", "window_unpartition",
+        "bernoulli", "cross_entropy", "dft", "diag", "expand_dims", "flatten", "gated_delta_rule",
+        "gated_linear_attention", "greater", "greater_equal", "mse_loss", "outer", "repeat", "rwkv6", "rwkv7", "split",
+        "squeeze", "swapaxes", "tile",
     }  # fmt: skip
     # Made by the builder or the gradient of another operation, and by x[...].
     second_forms = {

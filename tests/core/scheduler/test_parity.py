@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_models
 from opweave.contract.kernels import KernelTable
 from opweave.runtime.host.device import HostDevice
 from opweave_training import SGD, AdamW
@@ -239,15 +240,15 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda positive: softmax(positive[:, :4]) / softmax(positive[:, :4]).sum(0),
     ),
     "DSV4_HC_PRE": (
-        lambda heads: ow.hyper_connection_pre(heads, heads[..., 0]),
+        lambda heads: opweave_models.hyper_connection_pre(heads, heads[..., 0]),
         lambda heads: np.einsum("bhte,bht->bhe", heads, heads[..., 0]),
     ),
     "DSV4_HC_POST": (
-        lambda heads: ow.hyper_connection_post(heads[:, :, 0], heads, heads[..., 0], heads[..., :3]),
+        lambda heads: opweave_models.hyper_connection_post(heads[:, :, 0], heads, heads[..., 0], heads[..., :3]),
         lambda heads: heads[:, :, :1] * heads[..., :1] + np.einsum("bhse,bhsd->bhde", heads, heads[..., :3]),
     ),
     "COL2IM_1D": (
-        lambda rows: ow.col2im1d(rows, 2),
+        lambda rows: opweave_models.col2im1d(rows, 2),
         lambda rows: np.pad(rows[:, ::2], ((0, 0), (0, 0), (0, 1))) + np.pad(rows[:, 1::2], ((0, 0), (0, 0), (1, 0))),
     ),
     "LIGHTNING_INDEXER": (

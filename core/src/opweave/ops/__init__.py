@@ -17,10 +17,8 @@ from opweave.ops.creation import *
 from opweave.ops.custom import *
 from opweave.ops.elementwise import *
 from opweave.ops.experts import *
-from opweave.ops.folding import *
 from opweave.ops.fourier import *
 from opweave.ops.gated import *
-from opweave.ops.hyper_connection import *
 from opweave.ops.indexing import *
 from opweave.ops.interpolation import *
 from opweave.ops.linalg import *
