@@ -29,6 +29,7 @@ _COMMANDS = ("devices", "doctor", "plugins", "weights")
 _PACKAGES = {
     "conformance": "opweave-conformance",
     "fuzz": "opweave-conformance",
+    "new-backend": "opweave-conformance",
     "onnx": "opweave-onnx",
     "opencl": "opweave-opencl",
     "profile": "opweave-cost",

@@ -1,4 +1,4 @@
-"""What the entry point ``conformance`` names: the commands ``opweave conformance`` and ``opweave fuzz``."""
+"""What the entry point ``conformance`` names: ``opweave conformance``, ``opweave fuzz`` and ``opweave new-backend``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def opweave_cli(app: typer.Typer) -> None:
     from opweave_conformance.command import conformance
     from opweave_conformance.fuzz.command import fuzz
+    from opweave_conformance.scaffold.command import new_backend
 
     app.command("conformance")(conformance)
     app.command("fuzz")(fuzz)
+    app.command("new-backend")(new_backend)

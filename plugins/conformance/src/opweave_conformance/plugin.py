@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--opweave-level", metavar="N", type=int, action="append", default=[], help="only this level (0-5)")
     group.addoption("--opweave-only", metavar="PATTERN", action="append", default=[], help="only checks that match")
     group.addoption("--opweave-seed", metavar="N", type=int, default=0, help="seed of all random values (default 0)")
+    group.addoption("--opweave-sample", metavar="N", type=int, help="only N checks, of all operations")
     group.addoption("--opweave-config", metavar="FILE", help="default: conformance.toml in the current directory")
     group.addoption("--opweave-beside", metavar="DEVICE", default="", help="a further second device for level 4")
     group.addoption("--opweave-timeout", metavar="SECONDS", type=float, help="timeout of a check from level 3 on")
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from opweave_conformance.expectations import Expectations
     from opweave_conformance.watch import SECONDS
 
-    file = config.getoption("--opweave-config")
+    file, sample = config.getoption("--opweave-config"), config.getoption("--opweave-sample")
     try:
         config.stash[SUITE] = suite.Suite(
             name,
@@ -58,7 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
             config=file or "",
             beside=config.getoption("--opweave-beside"),
             seconds=config.getoption("--opweave-timeout") or SECONDS,
+            sample=sample is not None,
         )
+        del config.stash[SUITE].items[sample:]
     except OpweaveError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -1,0 +1,1 @@
+"""``opweave new-backend``: writes the package of a new backend, which passes the suite as it stands."""
