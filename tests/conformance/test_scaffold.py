@@ -164,7 +164,7 @@ def call(*arguments: str, typed: str | None = None) -> Any:
 
 
 def test_the_licence_is_asked_for(tmp_path: Path):
-    result = call("acme", "--into", str(tmp_path / "a"), "--author", "Ada", typed="BSD-3-Clause\n")
+    result = call("scaffolded", "--into", str(tmp_path / "a"), "--author", "Ada", typed="BSD-3-Clause\n")
     assert result.exit_code == 0, result.output
     assert all(licence in result.output for licence in LICENCES)
     assert "BSD 3-Clause" in (tmp_path / "a/LICENSE").read_text()
@@ -174,7 +174,7 @@ def test_the_licence_is_asked_for(tmp_path: Path):
 
 
 def test_without_an_answer_nothing_is_written(tmp_path: Path):
-    result = call("acme", "--into", str(tmp_path / "a"), typed="")
+    result = call("scaffolded", "--into", str(tmp_path / "a"), typed="")
     assert isinstance(result.exception, ScaffoldError)
     assert "--license MIT" in str(result.exception)
     assert not (tmp_path / "a").exists()
