@@ -10,10 +10,10 @@ The root of this repository is no package. To install opweave from this clone, n
 
     pip install ./core ./plugins/cpu        # and ./plugins/torch, ./plugins/ort, ./plugins/opencl,
                                             # ./plugins/remote, ./plugins/ray, ./plugins/training, ./plugins/cost,
-                                            # ./plugins/conformance, ./models
+                                            # ./plugins/conformance, ./plugins/combined, ./models
 
-From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [ray], [remote], [torch], [conformance],
-[cost], [models], [training], [all]).
+From a package index: pip install "opweave[cpu]" (or [opencl], [ort], [ray], [remote], [torch], [combined],
+[conformance], [cost], [models], [training], [all]).
 To work on it: pip install -r requirements/test.txt -r requirements/checks.txt
 """
 

@@ -38,7 +38,6 @@ LATE = {
     "runtime.stream": "runtime.functional",
     # What is needed when plugins are looked for, one of them fails, or a file is shown to the hooks.
     "opweave": "packages",
-    "cli.combinations": "combined",
     "errors": "difflib",
     "formats.hooks": "formats.gguf formats.safetensors",
     "progress": "rich.console rich.progress",

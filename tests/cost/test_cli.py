@@ -47,7 +47,8 @@ class TestProfile:
         assert lines[1] == ["acme", "2", "µs", "1", "µs", "4", "GB/s", "4", "GB/s", "/", "4", "GB/s", "4", "Gflop/s"]
         assert "products  f16 4 Gflop/s" in out
 
-    def test_combinations_are_made(self, run):
+    def test_combinations_are_made(self, folder, run):
+        folder.add("combine", "", value="opweave_combined.hooks")
         code, _, err = run("profile", "combined:host+nosuch")
         assert (code, self.measured) == (1, [])
         assert "there is no device named 'nosuch'" in err

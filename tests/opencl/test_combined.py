@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.combined.device import CombinedDevice
+from opweave_combined.device import CombinedDevice
 from opweave_conformance.suite import Suite
 
 F = np.float32

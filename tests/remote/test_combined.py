@@ -7,7 +7,7 @@ import pytest
 
 import opweave as ow
 import opweave_remote
-from opweave.combined.device import CombinedDevice
+from opweave_combined.device import CombinedDevice
 from tests.support.integer_mlp import VALUE, WANT, mlp
 
 

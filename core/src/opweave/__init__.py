@@ -13,7 +13,6 @@ from opweave.ops import *
 
 if TYPE_CHECKING:
     from opweave.backward import gradients as gradients
-    from opweave.combined.device import combine as combine
     from opweave.dlpack import from_dlpack as from_dlpack
     from opweave.formats.load import load_weights as load_weights
     from opweave.function import Function as Function
@@ -32,7 +31,6 @@ _LATER = {
     "Function": "opweave.function",
     "KVCache": "opweave.kv_cache",
     "OpweaveWarning": "opweave.warning",
-    "combine": "opweave.combined.device",
     "Sharded": "opweave.sharding.placing",
     "ThreadPool": "opweave.runtime.host.threads",
     "copy_graph": "opweave.tools.copy_graph",
@@ -47,6 +45,7 @@ _LATER = {
 _MOVED = {
     "add_relative_positions": "opweave_models.add_relative_positions",
     "col2im1d": "opweave_models.col2im1d",
+    "combine": "opweave_combined.combine",
     "compare": "opweave_conformance.compare",
     "conformance": "opweave_conformance",
     "hyper_connection_post": "opweave_models.hyper_connection_post",

@@ -89,7 +89,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "read", "state", "weights", "write",
     ),
     "Running": (
-        "Function", "Program", "Scheduler", "ThreadPool", "combine", "compile",
+        "Function", "Program", "Scheduler", "ThreadPool", "compile",
     ),
     "Looking inside": (
         "copy_graph", "trace",

@@ -273,9 +273,9 @@ class TestCommandsOfPlugins:
         folder.add("acme", source, value="opweave_acme")
         assert run("greet") == (1, "", "error: no card\n")
 
-    def test_have_the_combinations_of_the_environment(self, folder, run, monkeypatch):
-        folder.add("acme", with_command("greet"), value="opweave_acme")
-        monkeypatch.setenv("OPWEAVE_COMBINE", "host+nosuch")
+    def test_have_the_devices_that_plugins_make(self, folder, run):
+        made = "@hookimpl\ndef opweave_make_devices(names):\n    opweave.device('nosuch')\n"
+        folder.add("acme", f"import opweave\n{with_command('greet')}{made}", value="opweave_acme")
         code, out, err = run("greet")
         assert (code, out) == (1, "")
         assert "there is no device named 'nosuch'" in err

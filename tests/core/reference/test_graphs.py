@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_combined
 from opweave.runtime.host.device import HostDevice
 from tests.support.real_devices import make, real_device
 
@@ -132,7 +133,7 @@ def test_a_device_over_devices_is_used_like_one(device):
     """`meta_device`, `meta_split_state`, `meta_split_axis_name`: an MLP whose weights its members share, with one sum;
     memory is that of both, once where they have the host's in common; the axis and the parts are shown."""
     other = make("torch" if device is make("cpu") else "cpu")
-    both = ow.combine([device, other])
+    both = opweave_combined.combine([device, other])
     up, down = array(256, 64, seed=2), array(64, 256, seed=3)
     w = ow.weights({"meta_up": up, "meta_down": down}, device=both)
     x = ow.input("meta_x", (4, 64))
@@ -148,7 +149,7 @@ def test_a_device_over_devices_is_used_like_one(device):
     assert "128" in text
     assert "axis 0" in text
     with pytest.raises(ow.SchedulerError):
-        ow.combine([device, device])
+        opweave_combined.combine([device, device])
 
 
 @pytest.mark.parametrize("dtype", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"])

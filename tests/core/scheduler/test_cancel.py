@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_combined
 from opweave.contract import Stream
 from opweave.runtime.host.device import HostDevice
 from tests.support.devices import Separate
@@ -338,7 +339,7 @@ def test_work_that_was_ended_on_purpose_is_no_failure_of_its_device() -> None:
 
 def test_a_combination_ends_the_program_of_its_members() -> None:
     with combined("cpu + cpu 2") as devices:
-        both = ow.combine(devices)
+        both = opweave_combined.combine(devices)
         with ow.Scheduler(both) as scheduler:
             x = ow.input("x", (96, 96))
             h = x

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from opweave.cli.combinations import make_combinations
+from opweave import registry
 from opweave.cli.devices import show_devices
 from opweave.cli.doctor import show_doctor
 from opweave.cli.extensions import add_plugin_commands
@@ -81,9 +81,9 @@ def main() -> None:
             )
             sys.exit(2)
     try:
-        if command is not None and command not in _COMMANDS:  # those make the combinations that they need
+        if command is not None and command not in _COMMANDS:  # those make the devices that they need
             with quiet_stdout():
-                make_combinations()
+                registry.REGISTRY.make_devices()
         app(prog_name="opweave")
     except OpweaveError as error:
         notes = getattr(error, "__notes__", ())

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from opweave import registry
 from opweave.cli import probe
-from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, unusable_details
 from opweave.contract.device import Kind
 from opweave.errors import OpweaveError
@@ -32,7 +31,7 @@ def collect(*, features: bool) -> dict[str, Any]:
     Raises:
         PluginError, UnknownNameError: one that ``OPWEAVE_BACKENDS`` lists failed.
     """
-    make_combinations()
+    registry.REGISTRY.make_devices()
     known = registry.REGISTRY
     devices, default = known.devices(), known.default_devices()
     order = {id(device): i for i, device in enumerate(default, 1)}

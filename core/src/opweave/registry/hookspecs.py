@@ -74,6 +74,13 @@ def opweave_placements() -> Mapping[str, Callable[..., Any]]:  # type: ignore[em
 
 
 @hookspec
+def opweave_make_devices(names: Sequence[str]) -> None:
+    """Make the devices among ``names`` that are only there once somebody has asked for them, such as combinations of
+    others, and those that an environment variable of the plugin lists. Called by commands before they look for devices.
+    An error ends the command."""
+
+
+@hookspec
 def opweave_program_built(program: Any) -> None:
     """Called after a scheduler has built ``program``, to inspect, record or observe it. A failure becomes a warning.
 

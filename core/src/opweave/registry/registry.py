@@ -399,6 +399,18 @@ class Registry:
             offered = self._offered(hook, lambda module: map(dict, self.hooks.call(module, hook)))
             return {name: strategy for each in reversed(offered) for name, strategy in each.items()}
 
+    def make_devices(self, names: Iterable[str] = ()) -> None:
+        """Have plugins make the devices among ``names`` that are only there once somebody has asked for them, and those
+        that their environment variables list. Imports the plugins that may have hooks.
+
+        Raises:
+            OpweaveError: what a plugin says of a device that it cannot make.
+        """
+        with self._lock:
+            self.load_hook_modules()
+        for _, module in list(self.hooks.implementers("opweave_make_devices")):
+            self.hooks.call(module, "opweave_make_devices", names=tuple(names))
+
     def _offered(self, hook: str, offers: Callable[[object], Iterable[T]]) -> list[T]:
         """What the implementations of a hook in all modules offer; a `RuntimeWarning` names those that fail."""
         found: list[T] = []

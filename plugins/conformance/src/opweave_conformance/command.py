@@ -13,7 +13,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from opweave.cli.combinations import make_combinations
+from opweave import registry
 from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
@@ -85,7 +85,7 @@ def conformance(
     start = perf_counter()
     expectations = Expectations.read(config)
     with quiet_stdout():
-        make_combinations((name, beside))
+        registry.REGISTRY.make_devices((name, beside))
         suite = Suite(
             name, levels=level or (), only=only or (), seed=seed, expectations=expectations, config=config or "",
             beside=beside, seconds=timeout, sample=seconds is not None,

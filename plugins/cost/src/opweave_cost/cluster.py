@@ -11,7 +11,7 @@
     memory = "80 GiB"
     host = { latency = 1e-5, bandwidth = 2.5e10 }
     link = { latency = 2e-6, bandwidth = 2e11 }   # between two devices of the group
-    combined = true                      # its devices work as one (`opweave.combine`): weights are split over them
+    combined = true                      # its devices work as one (`opweave_combined`): weights are split over them
 
     [[group]]
     name = "edge"

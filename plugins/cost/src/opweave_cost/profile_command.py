@@ -8,7 +8,6 @@ from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.combinations import make_combinations
 from opweave.cli.output import Row, print_json, print_rows, progress, quiet_stdout
 from opweave.contract import Device
 from opweave_cost.cost_model import Profile
@@ -27,7 +26,7 @@ def show_profiles(names: Sequence[str], *, refresh: bool, as_json: bool) -> None
         AllocationError: a device has no memory for the arrays that it is measured with.
     """
     with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
-        make_combinations(names)
+        registry.REGISTRY.make_devices(names)
         known = registry.REGISTRY
         devices = [known.device(name) for name in names] if names else list(known.devices())
         found = []

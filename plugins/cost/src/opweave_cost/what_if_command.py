@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from opweave.cli.combinations import make_combinations
+from opweave import registry
 from opweave.cli.output import Row, print_json, print_rows, quiet_stdout
 from opweave.errors import OpweaveError, SchedulerError, UnknownNameError
 from opweave.scheduler.place.prediction import Prediction
@@ -46,7 +46,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, measure: bool, as_
         UnsupportedOpError: no group supports a node.
     """
     with quiet_stdout():
-        make_combinations()
+        registry.REGISTRY.make_devices()
         described = read_cluster(cluster)
         plan = what_if(_outputs(graph), described, pipeline=pipeline, measure=_measure if measure else None)
         predicted = plan.predicted

@@ -14,7 +14,6 @@ from rich.progress import TimeElapsedColumn
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.combinations import make_combinations
 from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
@@ -58,7 +57,7 @@ def fuzz(
 
     start = perf_counter()
     with quiet_stdout():
-        make_combinations(names)
+        registry.REGISTRY.make_devices(names)
         here = [d for d in registry.devices() if d.name != "host"]
         chosen = [registry.device(n) for n in names] or here or [registry.device("host")]
         found = Search(chosen, seed, out=Path(out) if out else None, seconds=timeout, largest=largest)

@@ -81,7 +81,7 @@ def script(example: Example, what: str = "") -> str:
         SchedulerError: a node has an attribute that cannot be written down.
     """
     combined = [d.removeprefix("combined:").split("+") for d in example.devices if d.startswith("combined:")]
-    body = [f"ow.combine({members!r})" for members in combined]
+    body = [f"opweave_combined.combine({members!r})" for members in combined]
     body += [f"tune({device!r}, {name}={value})" for device, name, value in example.limits]
     options = "".join(f", {name}={literal(value)}" for name, value in example.options)
     devices = ", ".join(map(repr, example.devices))
@@ -95,7 +95,12 @@ def script(example: Example, what: str = "") -> str:
     environ = {k: v for k, v in sorted(os.environ.items()) if k in _ENVIRONMENT}
     if environ:
         head += ["import os", "", *[f"os.environ.setdefault({k!r}, {v!r})" for k, v in environ.items()], ""]
-    head += ["import opweave as ow", f"from opweave_conformance.fuzz import {', '.join(sorted(used))}", ""]
+    head += [
+        "import opweave as ow",
+        *(["import opweave_combined"] if combined else []),
+        f"from opweave_conformance.fuzz import {', '.join(sorted(used))}",
+        "",
+    ]
     return "\n".join([*head, text, ""])
 
 

@@ -9,9 +9,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from opweave import registry
-from opweave.combined.function import CombinedFunction
-from opweave.combined.members import Members
-from opweave.combined.values import Values
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
 from opweave.contract.device import Kind
@@ -23,6 +20,9 @@ from opweave.runtime.device import Device
 from opweave.runtime.functional import FunctionCall
 from opweave.runtime.stream import Stream
 from opweave.sharding.placing import shares_by_device
+from opweave_combined.function import CombinedFunction
+from opweave_combined.members import Members
+from opweave_combined.values import Values
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call, Step

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.combined.device import CombinedDevice
+import opweave_combined
+from opweave import registry
 from opweave.contract import Kind, Step
 from opweave.runtime.host.device import HostDevice
+from opweave_combined.device import CombinedDevice
 from opweave_conformance.suite import Suite
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member, Separate
@@ -40,21 +42,34 @@ def programs(device: CombinedDevice) -> list[ow.Program[Any]]:
     return [p for members in device._schedulers.values() for p in members.scheduler._programs.values()]
 
 
+def test_commands_make_the_combinations_of_the_environment_and_those_that_are_named(monkeypatch):
+    monkeypatch.setenv("OPWEAVE_COMBINE", "cpu+host")
+    registry.REGISTRY.make_devices()
+    name = ow.backend("combined").devices()[0].name
+    ow.unload("combined")
+    monkeypatch.delenv("OPWEAVE_COMBINE")
+    registry.REGISTRY.make_devices(["host", name])
+    assert ow.device(name).name == name
+    ow.unload("combined")
+    with pytest.raises(ow.UnknownNameError, match="no device named 'nosuch'"):
+        registry.REGISTRY.make_devices(["combined:host+nosuch"])
+
+
 # --- names and figures ----------------------------------------------------------------------------------------------
 
 
 def test_a_combination_has_a_name_and_is_listed():
-    made = ow.combine(["cpu", "host"])
+    made = opweave_combined.combine(["cpu", "host"])
     assert made.name.startswith("combined:cpu")
-    assert made is ow.combine(["cpu", "host"])
+    assert made is opweave_combined.combine(["cpu", "host"])
     assert ow.device(made.name) is made
     assert ow.backend("combined").devices() == (made,)
     with pytest.raises(ow.SchedulerError, match="is there already"):
-        ow.combine({"cpu": 3, "host": 1})
+        opweave_combined.combine({"cpu": 3, "host": 1})
     with pytest.raises(ow.SchedulerError, match="one itself"):
-        ow.combine([made, "host"])
+        opweave_combined.combine([made, "host"])
     ow.unload("combined")
-    again = ow.combine({"cpu": 3, "host": 1})
+    again = opweave_combined.combine({"cpu": 3, "host": 1})
     assert again is not made
     assert list(again.shares.values()) == [3, 1]
     ow.unload("combined")
@@ -63,7 +78,7 @@ def test_a_combination_has_a_name_and_is_listed():
 @pytest.mark.parametrize("given", [["host"], ["host", "host"], [], "host"])
 def test_fewer_than_two_devices_are_no_combination(given):
     with pytest.raises(ow.SchedulerError):
-        ow.combine(given)
+        opweave_combined.combine(given)
 
 
 def test_memory_is_the_sum_and_abilities_are_those_of_all(pair):

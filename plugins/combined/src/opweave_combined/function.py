@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import finalize
 
 from opweave import ops
-from opweave.combined.values import Kept, Value
 from opweave.contract.step import Arg, Step
 from opweave.errors import LayoutError
 from opweave.functional.library import ArrayLibrary, in_elements, window_plan
@@ -23,11 +22,12 @@ from opweave.leaves import state, weights
 from opweave.ops.movement import SLICE
 from opweave.sharding.axes import axes_of
 from opweave.sharding.placing import Sharded, place_shards, place_state_shards
+from opweave_combined.values import Kept, Value
 
 if TYPE_CHECKING:
-    from opweave.combined.members import Members
     from opweave.graph.layout import Shape
     from opweave.scheduler.program import Program
+    from opweave_combined.members import Members
 
 __all__ = ["CombinedFunction"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opweave.combined.device import CombinedDevice
+from opweave_combined.device import CombinedDevice
 from tests.support.devices import Member
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.combined.device import CombinedDevice
+import opweave_combined
+from opweave_combined.device import CombinedDevice
 from opweave_training import AdamW, Trainer
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member, Separate
@@ -49,18 +50,19 @@ def test_a_state_in_shards_is_pickled_whole(pair, axis):
 
 
 def test_members_that_were_loaded_again_are_combined_again(monkeypatch):
+    ow.devices()
     monkeypatch.setenv("OPWEAVE_CPU_DEVICES", "2")
     ow.unload("cpu")
     try:
-        first = ow.combine(["cpu:0", "cpu:1"])
-        other = ow.combine(["cpu:1", "host"])
+        first = opweave_combined.combine(["cpu:0", "cpu:1"])
+        other = opweave_combined.combine(["cpu:1", "host"])
         weights = ow.weights({"up": UP}, device=first)
         ow.unload("cpu")
         with pytest.raises(ow.LifetimeError, match=r"in use.*combined:cpu:0\+cpu:1"):
-            ow.combine(["cpu:0", "cpu:1"])
+            opweave_combined.combine(["cpu:0", "cpu:1"])
         for buffer in weights.buffers:
             buffer.free()
-        second = ow.combine(["cpu:0", "cpu:1"])
+        second = opweave_combined.combine(["cpu:0", "cpu:1"])
         assert second is not first
         assert second.members == (ow.device("cpu:0"), ow.device("cpu:1"))
         assert ow.device(second.name) is second
