@@ -327,7 +327,10 @@ def _hugging_face_ropes(f: _Fields, architecture: str, size: int, context: int) 
     """The rotary embeddings of layers that see all, and of those with a window where they differ."""
     if architecture == "nomic-bert":
         share = f.number("rotary_emb_fraction", 1.0)
-        return Rope(f.number("rotary_emb_base", f.number("rope_theta", 10000.0)), int(size * share)), None
+        base = f.section("rope_parameters").get(
+            "rope_theta", f.values.get("rotary_emb_base", f.values.get("rope_theta"))
+        )
+        return Rope(_Fields(f.path, {"base": base}).number("base", 10000.0), int(size * share)), None
     parameters = f.section("rope_parameters")
     full = parameters.get("full_attention", parameters)
     sliding = parameters.get("sliding_attention")
