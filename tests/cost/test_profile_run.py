@@ -236,7 +236,7 @@ def test_the_page_shows_every_row_and_needs_nothing_else(tmp_path):
 def test_what_is_no_program_or_no_number_of_runs():
     x = ow.input("x", (4,))
     with pytest.raises(ow.SchedulerError, match="or a compiled function, not function"):
-        opweave_cost.profile_run(lambda x: x, x=np.ones(4, F))
+        opweave_cost.profile_run(lambda x: x, x=np.ones(4, F))  # type: ignore[arg-type]
     with ow.Scheduler("host") as scheduler:
         program = scheduler.build(ow.neg(x))
         for runs in (0, 2.5):

@@ -36,14 +36,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_folder(kind: str, path: Path) -> Any:
-    """Write a folder, and return the model of transformers, in f32."""
+def make_folder(kind: str, path: Path, **changed: Any) -> Any:
+    """Write a folder, with changes of its config, and return the model of transformers, in f32."""
     import torch
     import transformers
 
     name, options = KINDS[kind]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**COMMON, **options})
+    config = getattr(transformers, f"{name}Config")(**{**COMMON, **options, **changed})
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():  # random norms and biases too: those of a new model hide what is left out
         for parameter in model.parameters():

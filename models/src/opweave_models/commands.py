@@ -23,6 +23,7 @@ from opweave_models.files import open_model
 from opweave_models.model import Model, load
 from opweave_models.placement import Plan, plan_placement, summary
 from opweave_models.sampling import Piece, Sampling
+from opweave_models.writing import write_gguf
 
 __all__ = ["add"]
 
@@ -232,28 +233,31 @@ def plan(
         print(made)
 
 
-def convert(file: File, out: Annotated[Path, typer.Argument(help="The safetensors file to write.")]) -> None:
-    """Write a model's tensors as one file of safetensors, by GGUF's names, blocks decoded to f32."""
-    from safetensors.numpy import save_file
-
+def convert(
+    file: File, out: Annotated[Path, typer.Argument(help="The file to write: .gguf, or safetensors by GGUF's names.")]
+) -> None:
+    """Write a model as one file: GGUF, which llama.cpp reads too, or safetensors with blocks decoded to f32."""
     _new(out)
-    opened = open_model(file)
-    save_file({name: _floats(opened.tensors[name]) for name in opened.tensors}, str(out),
-              {"architecture": opened.config.architecture, "source": str(file)})  # fmt: skip
+    if out.suffix == ".gguf":
+        write_gguf(file, out)
+    else:
+        from safetensors.numpy import save_file
+
+        opened = open_model(file)
+        save_file({name: _floats(opened.tensors[name]) for name in opened.tensors}, str(out),
+                  {"architecture": opened.config.architecture, "source": str(file)})  # fmt: skip
     print(f"{out}: {human_bytes(out.stat().st_size)}")
 
 
 def quantize(
-    file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    file: File,
     out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
     kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k.")],
 ) -> None:
-    """Round the matrices of a GGUF file to blocks of another type; everything else stays as it is."""
-    from opweave_models.writing import quantize_gguf
-
+    """Round a model's matrices to blocks of another type, in a new GGUF file; everything else stays as it is."""
     _new(out)
-    quantize_gguf(file, out, kind)
-    print(f"{file}: {human_bytes(file.stat().st_size)} -> {out}: {human_bytes(out.stat().st_size)}")
+    write_gguf(file, out, kind)
+    print(f"{out}: {human_bytes(out.stat().st_size)}")
 
 
 def _new(path: Path) -> None:

@@ -21,6 +21,9 @@ MOST: Final = {"layers": 1024, "heads": 4096, "groups": 4096, "size": 65536, "wi
                "context": 1 << 30, "experts": 4096, "experts_used": 4096}  # fmt: skip
 """The largest numbers that are believed: above them a file is damaged, and is refused before anything is allocated."""
 
+YARN: Final = {"beta_fast": 32.0, "beta_slow": 1.0}
+"""Turns of a pair in the original context, above which YaRN leaves it, and below which it interpolates."""
+
 Pooling = Literal["none", "mean", "cls"]
 
 
@@ -250,7 +253,8 @@ def _gguf_rope(f: _Fields, tensors: Mapping[str, Any], size: int) -> Rope:
     original = f.count("context", "rope.scaling.original_context_length", 0, 0)
     if kind == "yarn" and factor > 1:
         trained = original or f.count("context", "context_length")
-        return Rope(base, dims, 1 / factor, {"ext_factor": 1.0, "original_context": trained})
+        betas = {key: f.number(f"rope.scaling.yarn_{key}", value) for key, value in YARN.items()}
+        return Rope(base, dims, 1 / factor, {"ext_factor": 1.0, "original_context": trained, **betas})
     scale = 1 / factor if kind == "linear" and factor > 0 else 1.0
     length = f.number("rope.scaling.attn_factor", 1.0)
     plain = _factors(f.path, tensors, "rope_freqs.weight", dims)
@@ -358,7 +362,7 @@ def _scaled_rope(g: _Fields, base: float, dims: int, context: int, original: Any
     if kind == "yarn":
         factor = g.number("factor")
         options: dict[str, float | int] = {"ext_factor": 1.0, "original_context": trained}
-        options |= {"beta_fast": g.number("beta_fast", 32.0), "beta_slow": g.number("beta_slow", 1.0)}
+        options |= {key: g.number(key, value) for key, value in YARN.items()}
         given = g.number("attention_factor", 0.0)
         return Rope(base, dims, 1 / factor, options, given / (1 + 0.1 * log(factor)) if given else 1.0)
     if kind == "llama3":

@@ -116,7 +116,8 @@ def _open_folder(place: Path) -> ModelFile:
     config = config_from_hugging_face(path, values, _pooling(place))
     found = read_tensors(place)
     known = {name: _canonical(name, config) for name in found}
-    tensors = _checked(place, config, found, {new: old for old, new in known.items() if new is not None})
+    sources = _with_experts({new: old for old, new in known.items() if new is not None})
+    tensors = _checked(place, config, found, sources)
     settings = _read_json(place / "tokenizer_config.json", optional=True)
     chat: Any = settings.get("chat_template")
     if isinstance(chat, list):  # several, by name
@@ -247,7 +248,6 @@ def _checked(place: Path, config: Config, found: Mapping[str, Any], sources: Map
     entries = _Entries(found, config)
     if config.layers > len(found):
         raise FormatError(f"{place}: the metadata say {config.layers} layers, and there are {len(found)} tensors")
-    sources = _with_experts(sources)
     chosen: dict[str, Any] = {}
     for name, (shape, optional) in expected_tensors(config).items():
         if name not in sources:

@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 from opweave.errors import FormatError, UnknownNameError
 from opweave_models.files import ModelFile
 
-__all__ = ["Stream", "Tokenizer", "read_tokenizer"]
+__all__ = ["Stream", "Tokenizer", "pre_name", "read_tokenizer"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens in ``tokenizer.ggml.token_type``."""
@@ -260,6 +260,19 @@ def _splitting(path: object, pre: str) -> pre_tokenizers.PreTokenizer:
         raise UnknownNameError("way to split text", pre[:60], (*_WORDS, *_DIGITS), f"(tokenizer.ggml.pre of {path})")
     steps.append(pre_tokenizers.Split(Regex(_WORDS[pre]), "isolated"))
     return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def pre_name(path: object, splitting: Any) -> str:
+    """The value of ``tokenizer.ggml.pre`` for the ``pre_tokenizer`` of a ``tokenizer.json``. Raises `FormatError` for
+    one that splits text in a way that is not known here."""
+    steps = splitting.get("pretokenizers", [splitting]) if isinstance(splitting, Mapping) else []
+    patterns = [str(step["pattern"].get("Regex")) for step in steps if isinstance(step.get("pattern"), Mapping)]
+    if not patterns and any(step.get("type") == "ByteLevel" for step in steps):
+        return "gpt-2"  # the pattern that the step itself has
+    found = next((name for name, pattern in _WORDS.items() if patterns == [pattern]), None)
+    if found is None:
+        raise FormatError(f"{path}: text is split by {str(patterns)[:100]}, for which GGUF's readers have no name here")
+    return found
 
 
 def _word_pieces(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:

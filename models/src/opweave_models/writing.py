@@ -1,26 +1,38 @@
-"""`quantize_gguf`: a GGUF file with matrices in another type of blocks, written by the package ``gguf``."""
+"""`write_gguf`: a model as a GGUF file, from another one or from a folder, written by the package ``gguf``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 import opweave as ow
 from opweave.errors import FormatError, Unavailable
+from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
-from opweave_models.files import block_type, nbytes_of, open_model
+from opweave_models.config import YARN, Config
+from opweave_models.files import ModelFile, block_type, nbytes_of, open_model
+from opweave_models.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_name, read_tokenizer
 
-__all__ = ["quantize_gguf"]
+__all__ = ["write_gguf"]
+
+POOLING: Final = {"none": 0, "mean": 1, "cls": 2}
 
 
-def quantize_gguf(source: Path, target: Path, kind: str) -> None:
-    """Write ``target``, a copy of ``source`` whose matrices are blocks of ``kind``, where their rows consist of whole
-    ones (else of q8_0). Norms, biases and routers stay. Metadata are copied.
+def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
+    """Write a model as a GGUF file, with all that llama.cpp needs of it.
+
+    Args:
+        source: a GGUF file, whose metadata are copied, or a folder, whose config and tokenizer become metadata.
+        target: the file to write.
+        kind: a type of blocks: matrices are rounded to it where their rows consist of whole ones, else to q8_0. Norms,
+            biases and routers stay. ``None``: all tensors stay as they are; bf16 becomes f32.
 
     Raises:
-        FormatError: ``source`` is no GGUF file, or damaged.
+        FormatError: ``source`` is damaged, or has something that GGUF cannot say.
         DTypeError: a type that values are not quantized to.
         Unavailable: the package ``gguf`` is not installed.
     """
@@ -29,19 +41,32 @@ def quantize_gguf(source: Path, target: Path, kind: str) -> None:
     except ImportError:
         raise Unavailable("GGUF files are written by the package gguf", remedy="pip install gguf") from None
     opened = open_model(source)
-    if opened.tokenizer_json is not None or source.is_dir():
-        raise FormatError(f"{source} is no GGUF file; a folder is quantized while it is loaded (--quantize)")
-    wanted = ow.as_dtype(kind)
-    writer = gguf.GGUFWriter(target, opened.metadata["general.architecture"])
-    reader = gguf.GGUFReader(source)
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
-            continue
-        inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
-    for name in shown(list(opened.tensors), "quantizing"):
+    if source.is_dir():
+        metadata, stored = _metadata(opened), "llama" if opened.config.architecture == "mixtral" else None
+        writer = gguf.GGUFWriter(target, stored or opened.config.architecture)
+        for key, entry in metadata.items():
+            kind_of = gguf.GGUFValueType.get_type(entry)
+            writer.add_key_value(
+                key,
+                entry,
+                gguf.GGUFValueType.UINT32 if kind_of == gguf.GGUFValueType.INT32 else kind_of,
+                sub_type=gguf.GGUFValueType.get_type(entry[0]) if isinstance(entry, list) else None,
+            )
+    else:
+        writer = gguf.GGUFWriter(target, opened.metadata["general.architecture"])
+        for field in gguf.GGUFReader(source).fields.values():
+            if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+                continue
+            inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for name, factors in _factors(opened.config).items() if source.is_dir() else ():
+        writer.add_tensor(name, np.array(factors, np.float32))
+    wanted = None if kind is None else ow.as_dtype(kind)
+    for name in shown(list(opened.tensors), "writing"):
         value: Any = opened.tensors[name]
-        chosen = block_type(name, value, wanted)
+        if source.is_dir() and opened.config.architecture in ("llama", "mixtral"):
+            value = _adjacent(opened.config, name, value)
+        chosen = None if wanted is None else block_type(name, value, wanted)
         if chosen is not None and ow.as_dtype(value.dtype) != chosen:
             floats = ow.dequantize(value) if isinstance(value, ow.Blocks) else value
             value = ow.quantize(np.asarray(floats, np.float32), chosen)
@@ -50,9 +75,121 @@ def quantize_gguf(source: Path, target: Path, kind: str) -> None:
             rows = raw.reshape(*value.shape[:-1], nbytes_of(value) // int(np.prod(value.shape[:-1])))
             writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[str(value.dtype).upper()])
         else:
-            kept = np.asarray(value)
-            writer.add_tensor(name, kept if kept.dtype in (np.float32, np.float16) else kept.astype(np.float32))
+            kept = np.ascontiguousarray(value)
+            small = kept.dtype == np.float16 and kept.ndim > 1  # llama.cpp's norms and biases are f32
+            writer.add_tensor(name, kept if small else kept.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    _check_same(opened, target)
+
+
+def _adjacent(config: Config, name: str, value: Any) -> Any:
+    """Rows of queries and keys in llama's order: the elements that rotate together lie beside each other."""
+    if name.split(".")[-2] not in ("attn_q", "attn_k"):
+        return value
+    pairs = np.asarray(value).reshape(-1, 2, config.size // 2, *value.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(value.shape)
+
+
+def _check_same(opened: ModelFile, target: Path) -> None:
+    """Refuse a file that says something else than its source, because GGUF has no key for it."""
+    written = open_model(target).config
+    ignored = ("name", "adjacent")
+    for field in fields(Config):
+        was, now = getattr(opened.config, field.name), getattr(written, field.name)
+        if field.name not in ignored and was != now and not _near(was, now):
+            target.unlink()
+            raise FormatError(f"{opened.path}: GGUF cannot say that {field.name} is {was!r:.100}: it would be read as "
+                              f"{now!r:.100}")  # fmt: skip
+
+
+def _near(a: Any, b: Any) -> bool:
+    """Equal up to the rounding of metadata and factors to f32."""
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_near(a[key], b[key]) or a[key] == b[key] for key in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_near(x, y) or x == y for x, y in zip(a, b, strict=True))
+    names = getattr(type(a), "__dataclass_fields__", {}) if type(a) is type(b) else {}
+    return bool(names) and all(_near(getattr(a, n), getattr(b, n)) or getattr(a, n) == getattr(b, n) for n in names)
+
+
+def _factors(config: Config) -> dict[str, tuple[float, ...]]:
+    """Tensors of rotary factors."""
+    rope = config.rope
+    if rope is None or rope.factors is None:
+        return {}
+    if rope.factors_long is None:
+        return {"rope_freqs.weight": rope.factors}
+    return {"rope_factors_short.weight": rope.factors, "rope_factors_long.weight": rope.factors_long}
+
+
+def _metadata(opened: ModelFile) -> dict[str, Any]:
+    """GGUF's keys for a folder (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
+    config = opened.config
+    stored = "llama" if config.architecture == "mixtral" else config.architecture
+    eps = "layer_norm_rms_epsilon" if config.causal else "layer_norm_epsilon"
+    own: dict[str, Any] = {
+        "block_count": config.layers, "context_length": config.context, "embedding_length": config.width,
+        "feed_forward_length": config.hidden, "attention.head_count": config.heads,
+        "attention.head_count_kv": config.groups, "attention.key_length": config.size,
+        "attention.value_length": config.size, f"attention.{eps}": config.eps, "vocab_size": config.vocabulary,
+    }  # fmt: skip
+    if config.window:
+        own["attention.sliding_window"] = config.window
+    if config.architecture == "gemma2":
+        own |= {"attn_logit_softcapping": config.score_cap, "final_logit_softcapping": config.logit_cap}
+    if config.experts:
+        own |= {"expert_count": config.experts, "expert_used_count": config.experts_used}
+        own |= {"expert_feed_forward_length": config.hidden} if stored != "llama" else {}
+    if not config.causal:
+        own |= {"attention.causal": False, "pooling_type": POOLING[config.pooling]}
+    if rope := config.rope:
+        own |= {"rope.freq_base": rope.base, "rope.dimension_count": rope.dims}
+        if config.rope_local is not None:
+            own["rope.freq_base_swa"] = config.rope_local.base
+        if rope.scale != 1:
+            own |= {"rope.scaling.type": "yarn" if rope.yarn else "linear", "rope.scaling.factor": 1 / rope.scale}
+        own |= {f"rope.scaling.yarn_{key}": value for key, value in rope.yarn.items() if key in YARN}
+        original = int(rope.yarn.get("original_context", rope.original_context))
+        own |= {"rope.scaling.original_context_length": original} if original else {}
+        own |= {"rope.scaling.attn_factor": rope.length} if rope.length != 1 else {}
+    general = {"general.name": config.name or opened.path.name}
+    return general | {f"{stored}.{key}": value for key, value in own.items()} | _vocabulary(opened)
+
+
+def _vocabulary(opened: ModelFile) -> dict[str, Any]:
+    """The tokenizer's keys, from ``tokenizer.json``: byte pairs of GPT-2 or SentencePiece, or BERT's word pieces."""
+    path = opened.tokenizer_json
+    if path is None:
+        raise FormatError(f"{opened.path} has no tokenizer.json, which becomes a part of the GGUF file")
+    tokenizer, data = read_tokenizer(opened), parse_json(path.read_bytes(), str(path))
+    model = data.get("model") or {}
+    added = {entry["id"]: CONTROL if entry.get("special") else USER_DEFINED for entry in data.get("added_tokens") or ()}
+    pieces = [tokenizer.piece(i) or f"[PAD{i}]" for i in range(opened.config.vocabulary)]
+    kinds = [added.get(i, NORMAL if tokenizer.piece(i) else UNUSED) for i in range(len(pieces))]
+    keys: dict[str, Any] = {"add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
+    keys |= {} if tokenizer.bos is None else {"bos_token_id": tokenizer.bos}
+    keys |= {} if tokenizer.eos is None else {"eos_token_id": tokenizer.eos}
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
+    if model.get("type") == "WordPiece":
+        pieces = [piece[2:] if piece.startswith("##") else piece if kind == CONTROL else f"▁{piece}"
+                  for piece, kind in zip(pieces, kinds, strict=True)]  # fmt: skip
+        keys |= {"model": "bert", "cls_token_id": tokenizer.bos, "seperator_token_id": tokenizer.eos}
+    elif model.get("type") == "BPE" and model.get("byte_fallback"):
+        ranks = {pair.replace(" ", ""): -float(rank) for rank, pair in reversed(list(enumerate(pairs)))}
+        kinds = [
+            BYTE if piece[:3] == "<0x" and kind == NORMAL else kind for piece, kind in zip(pieces, kinds, strict=True)
+        ]
+        prefix = "Prepend" in str(data.get("normalizer"))
+        keys |= {"model": "llama", "scores": [ranks.get(piece, -1e6) for piece in pieces], "add_space_prefix": prefix}
+    elif model.get("type") == "BPE":
+        keys |= {"model": "gpt2", "pre": pre_name(path, data.get("pre_tokenizer")), "merges": pairs}
+    else:
+        raise FormatError(f"{path}: {model.get('type')!r:.40} is no kind of tokenizer that is written here")
+    keys |= {"tokens": pieces, "token_type": kinds}
+    made = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    return made | ({} if opened.chat_template is None else {"tokenizer.chat_template": opened.chat_template})

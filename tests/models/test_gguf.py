@@ -1,0 +1,102 @@
+"""GGUF files written from folders: they say the same as transformers, and as llama.cpp where it is installed."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from tests.models.test_decoders import distance, expected
+from tests.support.small_models import KINDS, make_folder
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+pytest.importorskip("opweave_cpu")
+models = pytest.importorskip("opweave_models")
+
+IDS = np.random.default_rng(3).integers(3, 260, 40).tolist()
+SAYABLE: dict[str, Any] = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "qwen3moe": {"norm_topk_prob": True},
+    "phi3": {"sliding_window": None},  # which llama.cpp leaves out
+}
+"""What GGUF's readers take for granted."""
+
+
+def logits(path, context=128, ids=IDS):
+    with models.load(path, "cpu", kv="f32", precision="exact", context=context) as llm, llm.session() as session:
+        session.feed(ids)
+        return session.logits(), llm.tokenizer.encode("in the one other\n 12345 ünï")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_becomes_a_file_that_says_the_same(kind, tmp_path):
+    from opweave_models.writing import write_gguf
+
+    reference = make_folder(kind, tmp_path, **SAYABLE.get(kind, {}))
+    path = tmp_path / "m.gguf"
+    write_gguf(tmp_path, path)
+    truth = expected(reference, IDS)[-1]
+    found, ids = logits(path)
+    assert distance(found, truth) < 1e-5
+    with models.load(tmp_path, "cpu", context=16) as folder:
+        assert ids == folder.tokenizer.encode("in the one other\n 12345 ünï")
+    theirs = llama_cpp(path)
+    if kind == "phi3-long":
+        found, _ = logits(path, 256)  # llama.cpp's contexts are multiples of 256: the factors are those of long ones
+    known = np.isfinite(theirs)
+    assert known.sum() > 250
+    shares = found.astype(np.float64) - np.log(np.exp(found.astype(np.float64)).sum())
+    limit = 2e-4 if kind.startswith("gemma") else 1e-5  # llama.cpp looks gelu up in a table of f16
+    assert np.abs(shares - theirs)[known].max() < limit * np.abs(shares[known]).max()
+
+
+def llama_cpp(path, ids=IDS):
+    """llama.cpp's logarithms of the probabilities of the next token, by id; -inf where it lists none."""
+    library = pytest.importorskip("xllamacpp", reason="our side was compared; llama.cpp is not here")
+    options = library.CommonParams()
+    options.model.path, options.n_ctx, options.warmup = str(path), 128, False
+    options.cache_type_k = options.cache_type_v = library.ggml_type.GGML_TYPE_F32
+    options.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server = library.Server(options)
+    # It lists nothing behind a token that is no whole character, so that a letter is chosen.
+    request = {"prompt": ids, "n_predict": 1, "n_probs": 300, "temperature": 0, "logit_bias": [[70, 100.0]]}
+    body = urllib.request.Request(f"{server.listening_address}/completion", json.dumps(request).encode())
+    with urllib.request.urlopen(body) as response:
+        answer = json.load(response)
+    found = np.full(300, -np.inf)
+    for each in answer["completion_probabilities"][0]["top_logprobs"]:
+        found[each["id"]] = each["logprob"]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "what"), [("qwen3moe", "normalize_experts"), ("gemma2", "scale")])
+def test_what_gguf_cannot_say_is_refused(tmp_path, kind, what):
+    from opweave_models.writing import write_gguf
+
+    make_folder(kind, tmp_path)
+    with pytest.raises(ow.FormatError, match=f"GGUF cannot say that {what} is"):
+        write_gguf(tmp_path, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_commands_write_files(tmp_path, capsys):
+    from opweave_models import commands
+
+    make_folder("llama-wide", tmp_path)
+    whole, small, again = (tmp_path / name for name in ("whole.gguf", "small.gguf", "again.gguf"))
+    commands.convert(tmp_path, whole)
+    commands.quantize(tmp_path, small, "q8_0")
+    commands.quantize(whole, again, "q8_0")
+    assert capsys.readouterr().out.count("gguf: ") == 3
+    assert set(models.open_model(small).kinds) == {"q8_0", "f32"}
+    np.testing.assert_array_equal(logits(small)[0], logits(again)[0])
+    assert 0 < distance(logits(small)[0], logits(whole)[0]) < 0.02
+    with pytest.raises(ow.FormatError, match="is there already"):
+        commands.convert(tmp_path, whole)
