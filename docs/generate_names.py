@@ -1,4 +1,5 @@
-"""Writes ``docs/names.md``: the public names of `opweave` by group, each with the first sentence of its docstring.
+"""Writes ``docs/names.md``: the public names of `opweave` by group, each with the first sentence of its docstring; and
+``docs/reference``: a page for each group, which the site fills with the whole docstrings.
 
 Run it after a public name was added or its docstring changed: ``python docs/generate_names.py``.
 """
@@ -11,9 +12,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import opweave
+from opweave import contract
+from opweave.contract.device import DeviceHooks
+from opweave.contract.kernels import KernelTable
+from opweave.contract.memory import BufferTypeHooks
+from opweave.contract.stream import StreamHooks
 from opweave.names import GROUPS
 
 PAGE: Final = Path(__file__).with_name("names.md")
+REFERENCE: Final = PAGE.with_name("reference")
+AUTHORS: Final = "For authors of backends"
+CONSTANTS: Final = {"DTYPES": "opweave.graph.dtypes.DTYPES"}
+HOOKS: Final = {"Device": DeviceHooks, "Stream": StreamHooks, "BufferType": BufferTypeHooks}
 
 HEAD: Final = """\
 # Names
@@ -21,8 +31,8 @@ HEAD: Final = """\
 <!-- Written by docs/generate_names.py: change the docstrings, not this page. -->
 
 What `import opweave as ow` gives, by what it is for. The operations have [a page of their own](operations.md). Whole
-docstrings, with shapes, types and errors, are shown by `help(ow.Scheduler)` and the like; how things work together is
-in the [guide](guide.md).
+docstrings, with shapes, types and errors, are shown by `help(ow.Scheduler)` and the like, and on the pages of the
+groups on the site; how things work together is in the [guide](guide/index.md).
 """
 
 
@@ -39,7 +49,8 @@ def render() -> str:
     """The whole page."""
     lines = [HEAD]
     for group, names in GROUPS.items():
-        lines += [f"## {group}", "", "| name | what it is |", "| --- | --- |"]
+        lines += [f"## {group}", "", f"[Whole docstrings](reference/{slug(group)}.md)", ""]
+        lines += ["| name | what it is |", "| --- | --- |"]
         for name in names:
             text = first_sentence(getattr(opweave, name)).replace("``", "`").replace("|", "\\|")
             lines.append(f"| `ow.{name}` | {text} |")
@@ -47,5 +58,54 @@ def render() -> str:
     return "\n".join(lines)
 
 
+def slug(group: str) -> str:
+    """The name of a group's page."""
+    return "contract" if group == AUTHORS else group.lower().replace(",", "").replace(" ", "-")
+
+
+def reference() -> dict[str, str]:
+    """Name of a page -> the page, on which the site puts the docstrings."""
+    pages = {}
+    for group, names in GROUPS.items():
+        if group == AUTHORS:
+            continue
+        lines = [f"# {group}", ""]
+        for name in names:
+            value = getattr(opweave, name)
+            path = CONSTANTS.get(name) or f"{value.__module__}.{value.__qualname__}"
+            lines += [*entry(path, f"ow.{name}", *(["members: false"] if name == "Registry" else [])), ""]
+        pages[slug(group)] = "\n".join(lines)
+    pages["contract"] = "\n".join(contract_lines())
+    return pages
+
+
+def contract_lines() -> list[str]:
+    """What an author of a backend reads: hooks first, then everything else that `opweave.contract` has."""
+    lines = [
+        "# The contract",
+        "",
+        "What an author of a backend implements, and what the core guarantees: `opweave.contract`. Read",
+        "[Write a backend](../backend/index.md) first. Hooks begin with an underscore; all but `_alloc`, `_upload` and",
+        "`_download` are optional.",
+        "",
+    ]
+    for name, hooks in {"Backend": contract.Backend, **HOOKS}.items():
+        heading = name if name == "Backend" else f"{name}: its hooks"
+        lines += [*entry(f"{hooks.__module__}.{hooks.__qualname__}", heading, 'filters: ["!^__"]'), ""]
+    for name in ["KernelTable", *sorted(contract.__all__)]:
+        value = KernelTable if name == "KernelTable" else getattr(contract, name)
+        if name != "Backend" and (inspect.isclass(value) or inspect.isfunction(value)):
+            heading = f"{name}: what it has" if name in HOOKS else name
+            lines += [*entry(f"{value.__module__}.{value.__qualname__}", heading), ""]
+    return lines
+
+
+def entry(path: str, heading: str, *options: str) -> list[str]:
+    return [f"::: {path}", "    options:", *(f"      {option}" for option in (f'heading: "{heading}"', *options))]
+
+
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in reference().items():
+        (REFERENCE / f"{name}.md").write_text(text, encoding="utf-8")

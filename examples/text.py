@@ -20,7 +20,7 @@ import opweave_training as training
 
 Array = np.ndarray[Any, Any]
 
-TEXTS = ("guide", "training", "writing-a-backend", "performance", "weights", "conformance", "troubleshooting")
+TEXTS = ("guide/*", "training", "backend/*", "performance", "weights", "conformance", "troubleshooting")
 BATCH = 32
 HELD = 0.1
 """The end of the text, this share of it, is kept for validation."""
@@ -49,7 +49,8 @@ class Text(NamedTuple):
 def read_text() -> Text:
     """The pages of the documentation, one after another."""
     folder = Path(__file__).resolve().parents[1] / "docs"
-    text = "".join((folder / f"{name}.md").read_text(encoding="utf-8") for name in TEXTS)
+    pages = [page for name in TEXTS for page in sorted(folder.glob(f"{name}.md"))]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     letters = "".join(sorted(set(text)))
     ids = np.array([letters.index(letter) for letter in text], np.int32)
     end = int(len(ids) * (1 - HELD))

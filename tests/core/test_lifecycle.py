@@ -257,13 +257,13 @@ def test_what_was_submitted_and_can_end_ends_before_the_process_does():
 
 
 def test_a_process_ends_with_the_guides_own_stream_and_a_scheduler_left_open():
-    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
-    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
-    parts = [next(b for b in blocks if f"class {name}(" in b) for name in ("ExampleDevice", "QueueStream")]
-    example = "\n".join(parts).replace("from __future__ import annotations\n", "")
+    page = (ROOT / "docs" / "backend" / "streams.md").read_text()
+    stream = next(block.partition("```")[0] for block in page.split("```python\n") if "class QueueStream(" in block)
     ended = run_script(
-        'x = ow.input("x", (2, 3))\n' + example + "\n"
-        "scheduler = ow.Scheduler([AsyncExample(), 'host'])\n"
+        "from opweave.contract import Device, Stream\n"
+        "from tests.support.example_backend import ExampleDevice as AcmeDevice\n"
+        'x = ow.input("x", (2, 3))\n' + stream + "\n"
+        "scheduler = ow.Scheduler([AsyncAcme(), 'host'])\n"
         "program = scheduler.build(ow.tanh(x * x))\n"
         "program.run(x=np.ones((2, 3), np.float32))\n"
     )

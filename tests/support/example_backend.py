@@ -1,4 +1,4 @@
-"""An example: a backend for a device with memory of its own, which computes in NumPy where real ones call a driver."""
+"""A backend for a device with memory of its own, which computes in NumPy where real ones call a driver."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """opweave: one compute graph, many devices.
 
 ``import opweave as ow`` gives everything that a person who runs graphs needs; authors of backends find the contract in
-`opweave.contract` and `opweave.contract.kernels`, and what they need to read in ``docs/writing-a-backend.md``.
+`opweave.contract` and `opweave.contract.kernels`, and what they need to read in ``docs/backend``.
 """
 
 from typing import TYPE_CHECKING, Any

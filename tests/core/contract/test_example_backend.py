@@ -19,7 +19,7 @@ from tests.support.example_backend import ExampleBackend, ExampleDevice
 
 SUPPORT = Path(__file__).parents[2] / "support"
 SOURCE = SUPPORT / "example_backend.py"
-PAGE = SUPPORT.parents[1] / "docs" / "writing-a-backend.md"
+PAGE = SUPPORT.parents[1] / "docs" / "backend" / "first-device.md"
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:
@@ -29,7 +29,9 @@ def array(*shape: int, seed: int = 0) -> np.ndarray:
 def test_it_has_at_most_60_lines_and_the_documentation_quotes_them_all():
     text = SOURCE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
-    assert f"```python\n{text}```" in PAGE.read_text(encoding="utf-8")
+    for name, there in {"ExampleBackend": "Acme", "ExampleDevice": "AcmeDevice", '"example"': '"acme"'}.items():
+        text = text.replace(name, there)
+    assert f'```python title="acme.py"\n{text}```' in PAGE.read_text(encoding="utf-8")
 
 
 def test_it_is_registered_and_found():

@@ -1,9 +1,10 @@
 """Every Python block in the documentation runs, and prints what the page says it prints.
 
 The blocks of a page run one after the other in one fresh process, as a reader would type them; those of a page in which
-a reader lands on any section, section by section, each in a process of its own. A block of ``text`` right after one of
-``python`` is what it prints, where ``...`` stands for anything. Where there is no OpenCL device, a block that names one
-is left out, with all that follow in its process.
+a reader lands on any section, section by section, each in a process of its own. A block with a file's name for title is
+that file, which the blocks of all pages in its folder find. A block of ``text`` right after one of ``python`` is what
+it prints, where ``...`` stands for anything. Where there is no OpenCL device, a block that names one is left out, with
+all that follow in its process.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
-BY_SECTION = {"docs/guide.md"}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HEADING = re.compile(r"^#{2,3} (.*)$", re.MULTILINE)
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+BY_SECTION = ("docs/guide/", "docs/start/")
+FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"\n]*)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{1,3} (.*)$", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # As in the settings of pytest: warnings are errors, but for remarks of the OpenCL compiler.
 REMARKS = ["Non-empty compiler output encountered", "From-source build succeeded"]
@@ -33,8 +34,10 @@ WARNINGS = ["-Werror", *(f"-Wignore:{remark}" for remark in REMARKS)]
 
 # Runs the blocks that come in as JSON, each compiled as if it stood alone in its page, so that lines are the page's.
 RUNNER = """
-import contextlib, io, json, sys, traceback
-page, blocks = json.load(sys.stdin)
+import contextlib, io, json, pathlib, sys, traceback
+page, blocks, files = json.load(sys.stdin)
+for name, code in files.items():
+    pathlib.Path(name).write_text(code, encoding="utf-8")
 results, names = [], {"__name__": "__main__"}
 for line, code in blocks:
     out, error = io.StringIO(), ""
@@ -59,12 +62,13 @@ json.dump(results, sys.stdout)
 
 class Block(NamedTuple):
     """A block of code: ``section`` is the part of the page whose blocks run together, ``line`` is that of its fence,
-    ``expected`` what the page says it prints."""
+    ``file`` the name of the file that it is, if it is one, ``expected`` what the page says it prints."""
 
     page: str
     section: str
     line: int
     code: str
+    file: str
     expected: str | None
 
     def __str__(self) -> str:
@@ -76,11 +80,11 @@ def blocks_of(page: str) -> list[Block]:
     found: list[Block] = []
     end = -1
     for match in FENCE.finditer(text):
-        language, body = match.groups()
+        language, title, body = match.groups()
         if language == "python":
-            headings = HEADING.findall(FENCE.sub("", text[: match.start()])) if page in BY_SECTION else []
+            headings = HEADING.findall(FENCE.sub("", text[: match.start()])) if page.startswith(BY_SECTION) else []
             section = headings[-1] if headings else ""
-            found.append(Block(page, section, text.count("\n", 0, match.start()) + 1, body, None))
+            found.append(Block(page, section, text.count("\n", 0, match.start()) + 1, body, title or "", None))
         elif language == "text" and found and end >= 0 and not text[end : match.start()].strip():
             found[-1] = found[-1]._replace(expected=body)
         end = match.end() if language == "python" else -1
@@ -93,7 +97,9 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 @cache
 def results(page: str, section: str) -> list[list[str]]:
     """For each block of a section that was reached: what it printed, and how it failed."""
-    todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if (b.page, b.section) == (page, section)]])
+    folder_of = Path(page).parent
+    files = {b.file: b.code for b in BLOCKS if b.file and Path(b.page).parent == folder_of}
+    todo = json.dumps([page, [(b.line, b.code) for b in BLOCKS if (b.page, b.section) == (page, section)], files])
     command = [sys.executable, *WARNINGS, "-c", RUNNER]
     with tempfile.TemporaryDirectory() as folder:  # pages may write files
         ran = subprocess.run(command, input=todo, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
@@ -118,7 +124,7 @@ def test_block(block: Block):
 
 def test_there_is_something_to_run():
     pages = {block.page for block in BLOCKS}
-    assert {"README.md", "docs/guide.md"} <= pages
+    assert {"README.md", "docs/guide/running.md", "docs/backend/first-device.md", "docs/start/index.md"} <= pages
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -130,8 +136,8 @@ def test_links_to_files_lead_somewhere(page: str):
 
 
 def test_the_package_of_an_author_is_built_as_our_own_are():
-    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
-    (sample,) = (tomllib.loads(body) for kind, body in FENCE.findall(page) if kind == "toml" and "[project]" in body)
+    page = (ROOT / "docs" / "backend" / "package.md").read_text()
+    (sample,) = (tomllib.loads(body) for kind, _, body in FENCE.findall(page) if kind == "toml" and "[project]" in body)
     own = tomllib.loads((ROOT / "plugins" / "cpu" / "pyproject.toml").read_text())
     assert sample["build-system"] == own["build-system"]
     assert sample["project"]["requires-python"] == own["project"]["requires-python"]
@@ -143,7 +149,7 @@ def test_pictures_are_made_by_the_script_and_shown_on_a_page():
     made = set(re.findall(r"^def (\w+)\(page: Path\)", (ROOT / "docs/generate_pictures.py").read_text(), re.MULTILINE))
     pictures = {path.stem for path in (ROOT / "docs/pictures").iterdir()}
     pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
-    shown = set(re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/(\w+)\.png\)", pages))
+    shown = set(re.findall(r"!\[[^\]]+\]\((?:docs/|\.\./)?pictures/(\w+)\.png\)", pages))
     assert made == pictures == shown
 
 

@@ -32,3 +32,5 @@ def test_the_page_shows_them_with_their_docstrings():
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
     assert generator.render() == (DOCS / "names.md").read_text(encoding="utf-8"), "run python docs/generate_names.py"
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir()}
+    assert generator.reference() == pages, "run python docs/generate_names.py"

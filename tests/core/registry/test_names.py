@@ -346,7 +346,7 @@ def opweave_backends():
 
 
 def test_which_of_several_names_a_backend_has(tmp_path):
-    """As the table in ``docs/writing-a-backend.md`` says."""
+    """As the table in ``docs/backend/package.md`` says."""
     with PluginFolder(tmp_path / "site") as folder:
         folder.add("acme", dedent(BACKEND) + NAMED, entry="entry")
         folder.add("pair", dedent(BACKEND) + SEVERAL, value="opweave_pair")

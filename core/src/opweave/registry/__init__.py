@@ -1,7 +1,7 @@
 """Finding, loading, naming and unloading backends.
 
 The functions here are the methods of the process's `Registry`, ``REGISTRY``. Words are explained in
-``docs/glossary.md``, plugins in ``docs/writing-a-backend.md``.
+``docs/glossary.md``, plugins in ``docs/backend/package.md``.
 """
 
 from typing import Any, Final
