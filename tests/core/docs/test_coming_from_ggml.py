@@ -47,7 +47,8 @@ ROWS = FUNCTION_ROWS + OP_ROWS
 def resolve(path: str) -> Any:
     """What ``ow.Buffer.clear`` or ``opweave.contract.Plan.run`` means; `None` for attributes that only objects have."""
     first, *rest = path.split(".")
-    assert first in ("ow", "opweave", "opweave_combined", "opweave_conformance", "opweave_models", "opweave_training"), path
+    packages = ("opweave_combined", "opweave_conformance", "opweave_models", "opweave_training")
+    assert first in ("ow", "opweave", *packages), path
     value: Any = importlib.import_module(package := "opweave" if first == "ow" else first)
     for i, name in enumerate(rest):
         if hasattr(value, name):

@@ -1,4 +1,4 @@
-"""How values are exchanged: by the backend's procedure, by each device in the others' memory, round a ring."""
+"""How values are exchanged: by the backend's procedure, by each device in the others' memory, by copies."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_one_device_alone_gets_no_thread(cpus):
         assert not any(stream.has_thread for stream in scheduler.streams)
 
 
-# --- a ring ----------------------------------------------------------------------------------------------------------
+# --- copies ----------------------------------------------------------------------------------------------------------
 
 
 class PeerStream(Stream):
@@ -254,7 +254,7 @@ class Peer(Separate):
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(3, 5), st.integers(0, 1000))
-def test_sums_go_round_a_ring(count, seed):
+def test_sums_between_devices_that_copy_directly(count, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(values, "SMALL", 0)
         between: list[tuple[str, str]] = []
@@ -272,7 +272,4 @@ def test_sums_go_round_a_ring(count, seed):
             program = scheduler.build(y)
             for _ in range(2):
                 assert np.array_equal(program.run({x: value}), want)
-            moved = [c for c in program.partition.copies if c.cause in ("transfer", "gather") and c.tensor is not x]
-            where = {(program.partition.arenas[c.src.storage], program.partition.arenas[c.dst.storage]) for c in moved}
-        assert {(a, b) for a, b in where if a != b} == {(i, (i + 1) % count) for i in range(count)}
         assert between

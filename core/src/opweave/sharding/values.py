@@ -4,9 +4,9 @@ each device, or parts; and the collectives that make one of the other.
 A collective consists of ordinary nodes. An all-gather is a ``concat`` on the device that needs the whole, whose pieces
 are copied straight to their places (`opweave.scheduler.plan.partition`). An all-reduce adds equal pieces of the partial
 sums on each device, and gathers the sums; where values are small, or few devices read each other's memory, each device
-adds all of them itself. Between three devices or more that copy directly to each other, it goes round a ring. Partial
-sums are added in the order of the parts, half types in f32, so that every device has equal bits, and a bias once after
-that. Those of products in half types are computed in f32 too, where the devices do that.
+adds all of them itself. Partial sums are added in the order of the parts, half types in f32, so that every device has
+equal bits, and a bias once after that. Those of products in half types are computed in f32 too, where the devices do
+that.
 
 Every device has the operations of these nodes. `Collective` notes which nodes belong together, so that
 `opweave.scheduler.plan.partition` can replace them by an action that does the same faster.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from opweave.contract.collectives import CollectiveKind
@@ -99,17 +98,15 @@ class Links(NamedTuple):
     Attributes:
         adds_whole: whether each of some devices should add whole partial sums of a tensor, which are given.
         together: whether the backend of these devices adds them, for all devices at once.
-        rings: whether each of these devices copies directly from the one before it, and the first from the last.
         runs: whether a device computes a node.
     """
 
     adds_whole: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
     together: Callable[[tuple[str, ...], Tensor, tuple[Tensor, ...]], bool]
-    rings: Callable[[tuple[str, ...]], bool]
     runs: Callable[[str, Tensor], bool]
 
 
-NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda _: False, lambda *_: True)
+NO_LINKS: Final = Links(lambda *_: False, lambda *_: False, lambda *_: True)
 """The links of devices about which nothing is known."""
 
 
@@ -183,8 +180,6 @@ class Values:
             small = tensor.nbytes <= SMALL or tensor.shape[axis] < len(found.parts)
             if small or self.links.adds_whole(found.devices, tensor, found.parts):
                 return self._added(tensor, found, device)
-            if len(found.parts) > 2 and self.links.rings(found.devices):
-                return self._ringed(tensor, found, device, axis)
             found = self._scatter(tensor, found, axis)
         made = self._concat(tensor, device, found.parts, found.axis)
         if tensor in self._scattered:
@@ -205,36 +200,6 @@ class Values:
             parts = tuple([self._added(tensor, found, device, (axis, start, stop)) for device, start, stop in ranges])
             known = self._scattered[tensor] = Spread(found.devices, parts, axis, cuts)
         return known
-
-    def _ringed(self, tensor: Tensor, found: Spread, device: str, axis: int) -> Tensor:
-        """All-reduce round a ring: pieces of the sum go from the first device to the last one, each of which adds its
-        own, and the finished pieces from the last device to the first and on. Different pieces are under way on
-        different devices at once."""
-        last = found.devices[-1]
-        known = self._scattered.get(tensor)
-        if known is None:
-            cuts = even_cuts(tensor.shape[axis], len(found.parts))
-            ranges = [(axis, start, stop) for start, stop in pairwise(cuts)]
-            pieces = tuple([self._passed_on(tensor, found, cut) for cut in ranges])
-            known = self._scattered[tensor] = Spread((last,) * len(pieces), pieces, axis, cuts)
-        at = found.devices.index(device) if device in found.devices else 0
-        if device == last or at == 0:
-            pieces = known.parts
-        else:
-            before = self.at(tensor, found.devices[at - 1])
-            pieces = tuple([slice_along(before, axis, start, stop) for start, stop in pairwise(known.cuts)])
-        return self._concat(tensor, device, pieces, axis).named("all_reduce")
-
-    def _passed_on(self, tensor: Tensor, found: Spread, cut: tuple[int, int, int]) -> Tensor:
-        """A piece of the sum on the last device, of which each has added its part to what the one before sent."""
-        terms = [slice_along(part, *cut) for part in found.parts]
-        wide, total = wide_type(tensor.dtype), terms[0]
-        for i, (device, term) in enumerate(zip(found.devices, terms, strict=True)):
-            bias = self._bias(tensor, found, device, cut) if i == len(terms) - 1 else None
-            given = [total] if i == 0 else [total, term]
-            total = self.on(device, tensor, partial(_sum, given, bias, wide, device), given)
-        final = found.devices[-1]
-        return self.on(final, tensor, partial(cast_on, total, tensor.dtype, final), [total]).named("reduce_scatter")
 
     def _added(self, tensor: Tensor, found: Spread, device: str, cut: tuple[int, int, int] | None = None) -> Tensor:
         """The sum of the parts, or the elements ``start .. stop`` of it along an axis, on a device."""

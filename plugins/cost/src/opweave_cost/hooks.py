@@ -11,7 +11,6 @@ from opweave.registry import Diagnosis, hookimpl
 if TYPE_CHECKING:
     import typer
 
-    from opweave.contract import Device
     from opweave.registry import Registry
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
@@ -32,11 +31,10 @@ class ByCost:
 
         return predict(partition)
 
-    def known_rate(self, device: Device, dtype: str) -> float | None:
-        from opweave_cost.store import known_profile
+    def remarks(self, partition: Partition) -> list[str]:
+        from opweave_cost.remarks import remarks
 
-        known = known_profile(device)
-        return None if known is None else known.flops(dtype)
+        return remarks(partition)
 
 
 @hookimpl

@@ -15,8 +15,6 @@ from opweave.contract.collectives import Collectives, CollectiveSupport
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense
 from opweave.graph.opdef import takes_precision
-from opweave.runtime.stream import Stream
-from opweave.runtime.worker import WorkerStream
 from opweave.sharding.values import Collective, Links
 
 if TYPE_CHECKING:
@@ -90,16 +88,11 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
         shared = found is not None or (bool(known) and all(target.buffer_type.is_host for target in known))
         return (found is not None and found[1].together) or (shared and len(devices) <= MOST_DEVICES)
 
-    def rings(devices: tuple[str, ...]) -> bool:
-        found = members(devices)
-        pairs = zip(found, (*found[-1:], *found[:-1]), strict=True)
-        return bool(found) and all(_copies_directly(target, before) for target, before in pairs)
-
     def runs(device: str, tensor: Tensor) -> bool:
         target, signature = by_name.get(device), tensor.signature
         return target is None or signature is None or target.support(signature).reason is None
 
-    return Links(adds_whole, together, rings, runs)
+    return Links(adds_whole, together, runs)
 
 
 def _is_rough(part: Tensor, allowed: Allowed) -> bool:
@@ -107,13 +100,6 @@ def _is_rough(part: Tensor, allowed: Allowed) -> bool:
     product = part.root
     found = next((precision for pattern, precision in allowed if fnmatchcase(product.name, pattern)), "exact")
     return takes_precision(product) and found != "exact"
-
-
-def _copies_directly(target: Target, source: Target) -> bool:
-    """Whether a target's stream copies from the memory of another device of its kind, without the host."""
-    streams = [t.stream.inner if isinstance(t.stream, WorkerStream) else t.stream for t in (target, source)]
-    alike = type(streams[0]) is type(streams[1]) and target.device.backend is source.device.backend
-    return alike and type(streams[0])._copy_from is not Stream._copy_from and source.buffer_type.is_raw
 
 
 def backend_collectives(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from opweave import registry
 from opweave.contract.device import Kind
 from opweave.contract.memory import HOST_SPACE
-from opweave.scheduler.explain.prediction import find_predictor
 from opweave.scheduler.place.target import unbound_step
+from opweave_cost import store
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
@@ -59,13 +59,11 @@ def _weight_type(node: Tensor) -> str:
 
 
 def _is_faster(other: Device, device: Device, dtype: str) -> bool:
-    """Whether ``other`` is faster: by profiles (of ``opweave-cost``), if both have one; else an accelerator with memory
+    """Whether ``other`` is faster: by profiles, if both have one; else an accelerator with memory
     of its own is."""
     if other.kind is Kind.HOST or other.simulated:
         return False
-    known = find_predictor()
-    if known is not None:
-        theirs, ours = known.known_rate(other, dtype), known.known_rate(device, dtype)
-        if theirs is not None and ours is not None:
-            return theirs > MIN_SPEEDUP * ours
+    theirs, ours = store.known_profile(other), store.known_profile(device)
+    if theirs is not None and ours is not None:
+        return theirs.flops(dtype) > MIN_SPEEDUP * ours.flops(dtype)
     return other.kind is not Kind.CPU and not other.reaches(HOST_SPACE)
