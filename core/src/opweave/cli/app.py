@@ -27,6 +27,7 @@ __all__ = ["build_app", "main"]
 
 _COMMANDS = ("devices", "doctor", "plugins", "weights")
 _PACKAGES = {
+    "bench": "opweave-conformance",
     "conformance": "opweave-conformance",
     "fuzz": "opweave-conformance",
     "new-backend": "opweave-conformance",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,6 +19,7 @@ from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave.registry.discovery import core_version
+from opweave.tools.writable import check_writable
 
 if TYPE_CHECKING:
     from opweave_conformance.report import Cell
@@ -32,7 +34,10 @@ EVERY: Final = 30.0
 
 
 def conformance(
-    name: Annotated[str, typer.Argument(help="A backend (all its devices), or a device.", metavar="NAME")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="A backend (all its devices), or a device; with --compare files.", metavar="NAME"),
+    ],
     level: Annotated[
         list[int] | None,
         typer.Option(
@@ -72,8 +77,23 @@ def conformance(
             "comes once in each type before any comes twice.",
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page of the results, one HTML file."),
+    ] = None,
+    comparing: Annotated[
+        bool, typer.Option("--compare", help="Test nothing: a page of several results that --json printed into files.")
+    ] = False,
 ) -> None:
     """Test a backend: registration, memory, every kernel against the reference, streams, faults, and gradients."""
+    if comparing:
+        _compare(names, html)
+        return
+    if len(names) > 1:
+        raise typer.BadParameter(f"one backend at a time, not {' '.join(names)}")
+    name = names[0]
+    if html is not None:
+        check_writable(html)
     leave_out_deadly([name, beside] if beside else [name])
     # Imported here because making the cases takes time.
     from opweave_conformance.expectations import Expectations
@@ -91,6 +111,10 @@ def conformance(
             beside=beside, seconds=timeout, sample=seconds is not None,
         )  # fmt: skip
         _perform(suite, quiet=as_json, limit=seconds)
+    if html is not None:
+        from opweave_conformance.page import report_page
+
+        html.write_text(report_page(document(suite, core_version())), encoding="utf-8")
     if as_json:
         print_json(document(suite, core_version()))
     else:
@@ -99,6 +123,16 @@ def conformance(
         leave(1)  # the thread that hangs might keep the process alive
     if totals(suite.results)["failed"] or suite.problems():
         raise typer.Exit(1)
+
+
+def _compare(files: Sequence[str], html: Path | None) -> None:
+    """Write a page of the results in several files. Raises `FormatError` where one has none."""
+    from opweave_conformance.page import comparison_page, read_report
+
+    if html is None or len(files) < 2:
+        raise typer.BadParameter("--compare takes two files or more, and --html FILE for the page")
+    check_writable(html)
+    html.write_text(comparison_page([read_report(Path(file)) for file in files]), encoding="utf-8")
 
 
 def _perform(suite: Suite, *, quiet: bool, limit: float | None = None) -> None:

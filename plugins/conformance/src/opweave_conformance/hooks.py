@@ -1,4 +1,4 @@
-"""What the entry point ``conformance`` names: ``opweave conformance``, ``opweave fuzz`` and ``opweave new-backend``."""
+"""What the entry point ``conformance`` names: ``opweave conformance``, ``fuzz``, ``bench`` and ``new-backend``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def opweave_cli(app: typer.Typer) -> None:
+    from opweave_conformance.bench_command import bench
     from opweave_conformance.command import conformance
     from opweave_conformance.fuzz.command import fuzz
     from opweave_conformance.scaffold.command import new_backend
 
+    app.command("bench")(bench)
     app.command("conformance")(conformance)
     app.command("fuzz")(fuzz)
     app.command("new-backend")(new_backend)

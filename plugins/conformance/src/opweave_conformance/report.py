@@ -1,20 +1,28 @@
-"""Summaries of a run: the matrix, the failures, what to implement next; and all of it as JSON."""
+"""Summaries of a run: the matrix, the failures, what to implement next; and all of it as JSON, with what it ran on."""
 
 from __future__ import annotations
 
 import math
+import platform
+import shlex
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from opweave.graph.dtypes import DTYPES
+from opweave.runtime.host.processor import cpu_name
 from opweave_conformance.levels import LEVELS
 
 if TYPE_CHECKING:
+    from opweave.contract import Device
     from opweave_conformance.result import Result
     from opweave_conformance.suite import Suite
 
-__all__ = ["Cell", "Refusal", "as_json", "failures", "matrix", "refusals", "totals"]
+__all__ = ["Cell", "Refusal", "as_json", "environment", "failures", "matrix", "refusals", "totals"]
 
 
 class Cell(NamedTuple):
@@ -89,6 +97,8 @@ def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> 
         "levels": {str(level): LEVELS[level] for level in suite.levels},
         "seed": suite.seed,
         "checks": len(suite.items),
+        "cases": _cases(suite),
+        "environment": environment(suite.devices),
         "ok": not counts["failed"] and not problems,
         "totals": dict(counts),
         "problems": problems,
@@ -103,3 +113,41 @@ def _result(o: Result) -> dict[str, Any]:
         # JSON knows no NaN and no infinity.
         row[name] = row[name] if math.isfinite(row[name]) else None
     return row
+
+
+def _cases(suite: Suite) -> dict[str, dict[str, int]]:
+    """How many cases of each operation and type the run was to perform, whether or not it came to all of them."""
+    counts = Counter((item.check.op, item.check.dtype) for item in suite.items if item.check.op)
+    found: dict[str, dict[str, int]] = {}
+    for (op, dtype), count in counts.items():
+        found.setdefault(op, {})[dtype] = count
+    return dict(sorted(found.items()))
+
+
+def environment(devices: Sequence[Device]) -> dict[str, Any]:
+    """What the devices, their drivers and this machine are, and the command that was called."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["opweave", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": platform.platform(),
+        "processor": cpu_name(),
+        "devices": [
+            {
+                "name": device.name, "description": device.description, "kind": device.kind.value,
+                "hardware_id": device.hardware_id, "features": _features(device),
+            }
+            for device in devices
+        ],
+    }  # fmt: skip
+
+
+def _features(device: Device) -> dict[str, str]:
+    try:
+        return {
+            str(name): ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            for name, value in device.features().items()
+        }
+    except Exception as error:  # a driver that fails here is no reason to lose the report
+        return {"features": str(error)}
