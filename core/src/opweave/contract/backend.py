@@ -16,7 +16,9 @@ P = TypeVar("P")
 class Backend:
     """What a plugin registers: a named family of devices. The entry point's name becomes the backend's.
 
-    Attributes an author may set:
+    An author may set its attributes.
+
+    Attributes:
         priority: if several backends offer the same hardware (``Device.hardware_id``), the devices of the backend with
             the highest priority are used by default.
         dynamic: devices come and go while the process runs (`opweave.rescan`), so that having none is no failure.

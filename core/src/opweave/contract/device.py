@@ -115,7 +115,9 @@ class DeviceHooks:
     """One piece of hardware as its author sees it. Subclass `opweave.contract.Device`, which has the finished
     methods too; ``super().__init__()`` need not be called.
 
-    Attributes an author may set, on the class or the object:
+    An author may set its attributes, on the class or the object.
+
+    Attributes:
         kernels: the table of kernels, whose declarations define what the device supports. Default: an empty table, for
             devices that override ``_why_not`` and whose streams bind steps without a table.
         kind: the sort of hardware.
