@@ -101,7 +101,11 @@ def contract_lines() -> list[str]:
 
 
 def entry(path: str, heading: str, *options: str) -> list[str]:
-    return [f"::: {path}", "    options:", *(f"      {option}" for option in (f'heading: "{heading}"', f'toc_label: "{heading}"', *options))]
+    return [
+        f"::: {path}",
+        "    options:",
+        *(f"      {option}" for option in (f'heading: "{heading}"', f'toc_label: "{heading}"', *options)),
+    ]
 
 
 if __name__ == "__main__":
