@@ -39,7 +39,6 @@ LATE = {
     # What is needed when plugins are looked for, one of them fails, or a file is shown to the hooks.
     "opweave": "packages",
     "errors": "difflib",
-    "formats.hooks": "formats.gguf formats.safetensors",
     "progress": "rich.console rich.progress",
     "registry.compatibility": "packaging.version",
     "registry.discovery": "importlib.metadata packaging.requirements",

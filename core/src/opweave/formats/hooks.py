@@ -3,30 +3,18 @@ its name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
+from opweave.formats.gguf import read_gguf
+from opweave.formats.safetensors import read_safetensors
 from opweave.registry import FileFormat, hookimpl
 
 
 @hookimpl(trylast=True)  # a plugin that reads the same files comes first
 def opweave_formats() -> Iterable[FileFormat]:
     return [
-        FileFormat("safetensors", (".safetensors",), load_weights=_safetensors),
-        FileFormat("GGUF", (".gguf",), load_weights=_gguf, magic=b"GGUF"),
+        FileFormat("safetensors", (".safetensors",), load_weights=read_safetensors),
+        FileFormat("GGUF", (".gguf",), load_weights=read_gguf, magic=b"GGUF"),
         # Also by its suffix, so that its reader reports what is wrong with the first bytes of such a file.
-        FileFormat("GGUF", (".gguf",), load_weights=_gguf),
+        FileFormat("GGUF", (".gguf",), load_weights=read_gguf),
     ]
-
-
-def _safetensors(path: Path) -> Mapping[str, Any]:
-    from opweave.formats.safetensors import read_safetensors
-
-    return read_safetensors(path)
-
-
-def _gguf(path: Path) -> Mapping[str, Any]:
-    from opweave.formats.gguf import read_gguf
-
-    return read_gguf(path)

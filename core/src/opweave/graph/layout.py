@@ -17,9 +17,9 @@ from opweave.errors import BoundsError, LayoutError, ShapeError
 from opweave.graph.dtypes import DType, u8
 
 __all__ = [
-    "MAX_NDIM", "Key", "Shape", "Strides", "broadcast_shapes", "broadcast_strides", "check_shape", "dense_strides",
-    "is_dense", "nbytes", "normalize_axes", "normalize_axis", "normalize_key", "reshape_strides", "resolve_reshape",
-    "slice_window", "span",
+    "MAX_NDIM", "Key", "Shape", "Strides", "array_shape", "broadcast_shapes", "broadcast_strides", "check_shape",
+    "dense_strides", "is_dense", "nbytes", "normalize_axes", "normalize_axis", "normalize_key", "reshape_strides",
+    "resolve_reshape", "slice_window", "span",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -63,6 +63,11 @@ def _lengths(shape: Any) -> Shape:
 def nbytes(shape: Shape, dtype: DType) -> int:
     """Bytes of a dense tensor of this shape (in elements) and dtype."""
     return prod(shape) // dtype.block * dtype.itemsize
+
+
+def array_shape(shape: Shape, dtype: DType) -> Shape:
+    """The shape of the host array for a tensor. Of quantized tensors its last axis counts bytes (``uint8``)."""
+    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
 
 
 def dense_strides(shape: Shape, dtype: DType) -> Strides:

@@ -17,10 +17,9 @@ from opweave.graph.attribute_rules import check_attributes
 from opweave.graph.attributes import decode_attrs
 from opweave.graph.container import aligned, unpack
 from opweave.graph.dtypes import DTYPES, DType, as_dtype, u8
-from opweave.graph.layout import Shape, Strides, check_shape, nbytes, span
+from opweave.graph.layout import Shape, Strides, array_shape, check_shape, nbytes, span
 from opweave.graph.leaf import Leaf, LeafKind
 from opweave.graph.opdef import OPS
-from opweave.graph.saving import array_shape
 from opweave.graph.scope import SCOPE
 from opweave.graph.tensor import Tensor, constant, input, new_leaf, node, view_node
 

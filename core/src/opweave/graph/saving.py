@@ -15,12 +15,11 @@ import numpy as np
 from opweave.errors import ExecutionError
 from opweave.graph.attributes import encode_attrs
 from opweave.graph.container import pack
-from opweave.graph.dtypes import DType
-from opweave.graph.layout import Shape
+from opweave.graph.layout import array_shape
 from opweave.graph.leaf import Leaf
 from opweave.graph.tensor import Tensor
 
-__all__ = ["array_shape", "encode", "values"]
+__all__ = ["encode", "values"]
 
 Array = np.ndarray[Any, Any]
 
@@ -102,8 +101,3 @@ def values(tensor: Tensor) -> Array | None:
     shape = array_shape(tensor.shape, tensor.dtype)
     data: np.ndarray[Any, Any] = buffer.read(offset, tensor.nbytes)
     return data.view(tensor.dtype.numpy).reshape(shape)
-
-
-def array_shape(shape: Shape, dtype: DType) -> Shape:
-    """The shape of a leaf's array. Of quantized types its last axis counts bytes."""
-    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape

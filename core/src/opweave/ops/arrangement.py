@@ -16,6 +16,7 @@ from opweave.graph.opdef import OpDef
 from opweave.graph.tensor import Tensor, node
 from opweave.ops.movement import broadcast_to, diagonal, flatten, reshape
 from opweave.ops.operands import Array, as_axis, as_fill, as_integer, builds, make, unquantized
+from opweave.ops.pointwise import same
 
 __all__ = ["diag", "diag_embed", "flip", "pad", "repeat", "roll", "tile", "tril", "triu"]
 
@@ -100,14 +101,9 @@ def _multiply(x: Tensor, times: Sequence[int], *, inner: bool) -> Tensor:
 # --- order ----------------------------------------------------------------------------------------------------------
 
 
-def _kept(x: Tensor, **attrs: Any) -> tuple[Shape, DType]:
-    """The shape rule of operations that move elements within the shape."""
-    return x.shape, x.dtype
-
-
 FLIP = OpDef(
     "flip",
-    infer=_kept,
+    infer=same,
     reference=lambda x, *, axes: np.flip(x, axes),
     formula="y[..., i, ...] = x[..., n - 1 - i, ...] along each of axes",
     exact=True,
@@ -314,7 +310,7 @@ def _origin(mode: str, start: int, end: int, side: slice) -> slice:
 
 def _define_triangle(name: str, reference: Callable[..., Array], formula: str) -> OpDef:
     return OpDef(
-        name, infer=_kept, reference=lambda x, *, k: reference(x, k), inplace=(0,),
+        name, infer=same, reference=lambda x, *, k: reference(x, k), inplace=(0,),
         formula=formula, exact=True, runs_like="copy",
     )  # fmt: skip
 

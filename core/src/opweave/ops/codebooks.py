@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["SIGN_BYTES", "codebook", "packed_codebook"]
+__all__ = ["SIGN_BYTES", "codebook"]
 
 Array = np.ndarray[Any, Any]
 
@@ -42,17 +42,6 @@ def codebook(name: str) -> Array:
     """
     result = np.array(_LEVELS[name], np.int8)[_digits(name)]
     result.flags.writeable = False
-    return result
-
-
-@lru_cache
-def packed_codebook(name: str) -> Array:
-    """The entries of a codebook as uint16, shape (entries,): two bits for the number of each level, three for iq3, the
-    first level in the lowest bits."""
-    digits = _digits(name)
-    width = 2 if len(_LEVELS[name]) == 3 else 3
-    places = np.arange(digits.shape[1], dtype=np.uint16) * width
-    result: Array = np.bitwise_or.reduce(digits.astype(np.uint16) << places, 1)
     return result
 
 

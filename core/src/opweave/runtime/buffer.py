@@ -21,15 +21,12 @@ from opweave.contract.memory import Handle, Usage, as_bytes
 from opweave.contract.transfers import as_rows, rows_in
 from opweave.errors import BoundsError, HazardError, LayoutError, LifetimeError
 from opweave.graph.dtypes import u8
-from opweave.graph.layout import span
+from opweave.graph.layout import array_shape, span
 from opweave.graph.leaf import Placement
 from opweave.lifecycle import INHERITED
 from opweave.runtime.reclaim import discard, reclaim
 from opweave.runtime.space import CHANGES, settle
 from opweave.tracing import TRACE
-
-if TYPE_CHECKING:
-    from opweave.contract.memory import Usage
 
 __all__ = ["Buffer", "MultiBuffer"]
 
@@ -341,8 +338,7 @@ class Buffer:
         if handle is None:
             raise self._gone()
         if dtype.block > 1:
-            shape = (*shape[:-1], dtype.row_bytes(shape[-1]))
-            strides = (*strides[:-1], 1)
+            shape, strides = array_shape(shape, dtype), (*strides[:-1], 1)
         try:
             # NumPy checks the bounds.
             return np.ndarray(shape, dtype.numpy, handle, offset, strides)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opweave.errors import Broken, DTypeError, LayoutError, UnknownNameError
 from opweave.graph.dtypes import as_dtype, u8
+from opweave.graph.layout import array_shape
 from opweave.runtime.listing import Structure, structure_of
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class CompiledFunction:
             if not hasattr(result, "shape"):
                 raise Broken(f"{what} gave {_kind(result)}, and no array, for output {i}")
             plain, dtype = out.dtype.block == 1, _dtype_of(result)
-            shape = out.shape if plain else (*out.shape[:-1], out.dtype.row_bytes(out.shape[-1]))
+            shape = array_shape(out.shape, out.dtype)
             if tuple(result.shape) != shape:
                 raise Broken(f"{what} gave an array of shape {tuple(result.shape)} for output {i}, which has {shape}")
             if dtype is not None and dtype is not (out.dtype if plain else u8):

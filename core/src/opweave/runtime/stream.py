@@ -292,13 +292,10 @@ class Stream(StreamState):
         """
         view = as_bytes(data)
         buffer.check(offset, len(view), write=True)
-        check_reachable(self.device, buffer)
-        if self.queues_uploads(buffer):
+        if self._queues(buffer, len(view), "_upload"):
             self.submit_work(partial(self._upload, buffer, offset, view), view, buffer)
-            return
-        self._check_can_submit()
-        self.settle()
-        buffer.upload(offset, view)
+        else:
+            buffer.upload(offset, view)
 
     def download(self, buffer: Buffer, offset: int, out: Any) -> None:
         """Read bytes from byte ``offset`` of ``buffer`` into a contiguous writable array, in stream order.
@@ -307,13 +304,10 @@ class Stream(StreamState):
         """
         view = as_bytes(out, writable=True)
         buffer.check(offset, len(view))
-        check_reachable(self.device, buffer)
-        if type(self)._download is not Stream._download and self.owns(buffer):
+        if self._queues(buffer, len(view), "_download"):
             self.submit_work(partial(self._download, buffer, offset, view), view, buffer)
-            return
-        self._check_can_submit()
-        self.settle()
-        buffer.download(offset, view)
+        else:
+            buffer.download(offset, view)
 
     def upload_2d(self, buffer: Buffer, offset: int, pitch: int, rows: Any) -> None:
         """Write rows at equal distances, as `Buffer.upload_2d`, in stream order.
@@ -323,7 +317,7 @@ class Stream(StreamState):
         """
         given = as_rows(rows, pitch)
         size = buffer.check_rows(offset, pitch, given.shape, write=True)
-        if not self._queues_rows(buffer, given.size, "_upload", "_upload_2d"):
+        if not self._queues(buffer, given.size, "_upload", "_upload_2d"):
             buffer.upload_2d(offset, pitch, rows)
         elif size == given.size and given.flags.c_contiguous:
             self.upload(buffer, offset, given)
@@ -337,15 +331,15 @@ class Stream(StreamState):
         """
         given = as_rows(out, pitch, writable=True)
         size = buffer.check_rows(offset, pitch, given.shape)
-        if not self._queues_rows(buffer, given.size, "_download", "_download_2d"):
+        if not self._queues(buffer, given.size, "_download", "_download_2d"):
             buffer.download_2d(offset, pitch, out)
         elif size == given.size and given.flags.c_contiguous:
             self.download(buffer, offset, given)
         else:
             self.submit_work(partial(self._download_2d, buffer, offset, pitch, given), given, buffer)
 
-    def _queues_rows(self, buffer: Buffer, size: int, *hooks: str) -> bool:
-        """Whether a transfer of rows is queued; if not, this has waited for the work before it."""
+    def _queues(self, buffer: Buffer, size: int, *hooks: str) -> bool:
+        """Whether a transfer by one of the hooks is queued; if not, this has waited for the work before it."""
         check_reachable(self.device, buffer)
         if size and self.owns(buffer) and any(getattr(type(self), h) is not getattr(Stream, h) for h in hooks):
             return True

@@ -10,8 +10,9 @@ from opweave.contract import Arg, Backend, Call, CollectiveSupport, Device, Stre
 from opweave.contract.collectives import CollectiveKind
 from opweave.errors import Broken
 from opweave.graph.dtypes import DType
-from opweave.runtime.host.sums import Gathering, Sum
+from opweave.runtime.host.sums import Sum
 from opweave_cpu.device import CpuDevice, IsolatedCpuDevice
+from opweave_cpu.gathering import Gathering
 from opweave_cpu.hardware import cpu_features
 from opweave_cpu.threads import THREADS
 

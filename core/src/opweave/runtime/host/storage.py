@@ -15,7 +15,7 @@ import numpy as np
 from opweave.contract.step import Arg
 from opweave.contract.transfers import BOUNCE_BYTES
 from opweave.errors import DTypeError, LayoutError, LifetimeError, ShapeError
-from opweave.graph.layout import dense_strides
+from opweave.graph.layout import array_shape, dense_strides
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.stream import Stream
 from opweave.runtime.transfers import copy_bytes, mapped
@@ -37,11 +37,6 @@ PACKED: Final = 4
 
 MOST_GROUPS: Final = 64
 """Operands of more groups of rows are transferred with all bytes between them."""
-
-
-def array_shape(shape: Shape, dtype: DType) -> Shape:
-    """The shape of the host array for a tensor. Of quantized tensors its last axis counts bytes (``uint8``)."""
-    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.block > 1 else shape
 
 
 def read(arg: Arg) -> np.ndarray[Any, Any]:
@@ -211,10 +206,6 @@ def _bind_packing(dst: Arg, src: Arg) -> Call:
     return CallSequence((down, pack, to.type._bind_upload(to.handle, dst.offset, packed)))
 
 
-def _contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
 def _copy_array(get: Callable[[], np.ndarray[Any, Any]], put: Callable[..., None]) -> None:
     put(get(), False)
 
@@ -279,13 +270,11 @@ def bind_write(dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, A
         it may read the array after it has returned.
     """
     buffer = _memory(dst)
-    if buffer.device.dlpack_device is not None and not buffer.is_host and not isinstance(stream, WorkerStream):
-        if buffer.type.is_typed and dst.is_dense and not stream.is_async:
-            return None, _bind_taking(dst), False
-        _, put, queued = _bind_write(buffer, dst, stream)
-        adopt = _bind_adopt(buffer, dst, stream)
-        return None, lambda array: adopt(array) if isinstance(array, Adopted) else put(array), queued
-    return _bind_write(buffer, dst, stream)
+    view, put, queued = _bind_write(buffer, dst, stream)
+    if buffer.device.dlpack_device is None or buffer.is_host or isinstance(stream, WorkerStream):
+        return view, put, queued
+    adopt = _bind_adopt(buffer, dst, stream)
+    return None, lambda array: adopt(array) if isinstance(array, Adopted) else put(array), queued
 
 
 def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[Any, Any] | None, Any, bool]:
@@ -301,21 +290,8 @@ def _bind_write(buffer: Buffer, dst: Arg, stream: Stream) -> tuple[np.ndarray[An
         return dst.view, None, False
     if dst.is_dense and buffer.type.is_typed:
         put = _writer(dst)
-        return None, _when_idle(stream, lambda array: put(_contiguous(array), True)), False
+        return None, _when_idle(stream, lambda array: put(np.asarray(array, order="C"), True)), False
     return None, partial(write, dst), False
-
-
-def _bind_taking(dst: Arg) -> Callable[[Any], None]:
-    """A function that gives `dst`, in memory that takes arrays, an array of the host or one of the device's memory."""
-    put = _writer(dst)
-
-    def taking(array: Any) -> None:
-        if type(array) is Adopted:
-            put(array.buffer.owner, True)
-        else:
-            put(array if array.flags.c_contiguous else np.ascontiguousarray(array), True)
-
-    return taking
 
 
 def _bind_adopt(buffer: Buffer, dst: Arg, stream: Stream) -> Callable[[Adopted], None]:

@@ -1,4 +1,4 @@
-"""Collectives over memory of this process: `Sum` adds parts, `Gathering` puts them together; and `bind_collective`."""
+"""Collectives over memory of this process: `Sum` adds parts; and `bind_collective`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from opweave.contract.collectives import CollectiveKind, Collectives
     from opweave.contract.step import Arg, Call
 
-__all__ = ["Gathering", "Sum", "bind_collective"]
+__all__ = ["Sum", "bind_collective"]
 
 Array = np.ndarray[Any, Any]
 
@@ -92,26 +92,3 @@ class Sum:
                     out[...] = total
                 for copy in copies:
                     np.copyto(copy, out)
-
-
-class Gathering:
-    """A call that puts arrays together along the axis in which their shapes differ from that of ``out``, or copies a
-    single one of its shape."""
-
-    __slots__ = ("_pieces",)
-
-    def __init__(self, out: Array, parts: Sequence[Array]) -> None:
-        axis = next((a for a, n in enumerate(out.shape) if n != parts[0].shape[a]), None)
-        if axis is None:
-            self._pieces = [(out, part) for part in parts]
-            return
-        pieces, start = [], 0
-        for part in parts:
-            stop = start + part.shape[axis]
-            pieces.append((out[(slice(None),) * axis + (slice(start, stop),)], part))
-            start = stop
-        self._pieces = pieces
-
-    def __call__(self) -> None:
-        for place, part in self._pieces:
-            np.copyto(place, part)

@@ -7,9 +7,11 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from opweave.contract import Arg, Call, Step
 from opweave.graph.dtypes import DTYPES, DType
-from opweave.ops.codebooks import packed_codebook
+from opweave.ops.codebooks import codebook
 from opweave_opencl.kernels.table import KERNELS
 from opweave_opencl.layouts import coalesce, element_offset, element_strides, padded, padded_strides
 
@@ -28,8 +30,19 @@ def block_macros(dtype: DType) -> Mapping[str, str]:
     macros = {"BLOCKS": "1", f"BLOCKS_{dtype.name}": "1"}
     if dtype.name.startswith(("iq1", "iq2", "iq3")):
         name = "iq1" if dtype.name.startswith("iq1") else dtype.name
-        macros["CODEBOOK"] = ",".join(map(str, packed_codebook(name).tolist()))
+        macros["CODEBOOK"] = ",".join(map(str, _packed_codebook(name)))
     return macros
+
+
+def _packed_codebook(name: str) -> list[int]:
+    """The entries of a codebook: two bits for the number of each of three levels, three bits for that of each of eight,
+    the first level in the lowest bits."""
+    entries = codebook(name)
+    levels = np.unique(entries)
+    digits = np.searchsorted(levels, entries).astype(np.uint16)
+    width = 2 if len(levels) == 3 else 3
+    packed = np.bitwise_or.reduce(digits << np.arange(entries.shape[1], dtype=np.uint16) * width, 1)
+    return [int(entry) for entry in packed]
 
 
 def not_in_rows(what: str, x: Arg) -> str | None:
