@@ -117,12 +117,12 @@ def test_children_are_forked_while_other_threads_hold_every_lock():
         from opweave_cost import store
         from opweave.graph import tensor
         from opweave.registry import REGISTRY as registry
-        from opweave.runtime import space
+        from opweave.runtime import reclaim
         held, go = threading.Barrier(2), threading.Event()
         scheduler = ow.Scheduler("cpu")
 
         def hold():
-            with (store._MEASURING, tensor._NODES_LOCK, registry._lock, ow.tracing.TRACE._lock, space._QUEUES_LOCK,
+            with (store._MEASURING, tensor._NODES_LOCK, registry._lock, ow.tracing.TRACE._lock, reclaim._QUEUES_LOCK,
                   scheduler._executor.lock, scheduler._executor._handing_over):
                 held.wait()
                 go.wait()

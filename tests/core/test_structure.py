@@ -16,9 +16,8 @@ PROJECT = Path(__file__).parents[2]
 
 CIRCLES = {
     "contract.backend contract.device contract.kernels contract.memory contract.step contract.stream "
-    "contract.workspace runtime.buffer runtime.checks runtime.device runtime.event runtime.functional "
-    "runtime.fusion runtime.listing runtime.memory runtime.plan runtime.reclaim runtime.space runtime.stream "
-    "runtime.submission runtime.transfers runtime.worker",
+    "runtime.buffer runtime.checks runtime.device runtime.functional runtime.fusion runtime.listing runtime.memory "
+    "runtime.plan runtime.reclaim runtime.stream runtime.submission runtime.transfers runtime.worker",
     "graph.leaf graph.opdef graph.operators graph.tensor",
 }
 """Modules that name each other, most of them in annotations only: what a device, its streams and its memory are, and

@@ -29,10 +29,10 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.quantization import quantize
 from opweave.progress import shown
 from opweave.runtime.buffer import Buffer, MultiBuffer
+from opweave.runtime.changes import CHANGES
 from opweave.runtime.device import Device
 from opweave.runtime.host.storage import array_shape, read, write
 from opweave.runtime.memory import BufferType
-from opweave.runtime.space import CHANGES
 from opweave.runtime.stream import Stream
 
 __all__ = [

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from opweave.runtime.buffer import Buffer, MultiBuffer
     from opweave.runtime.checks import check_threads
     from opweave.runtime.device import Device
-    from opweave.runtime.event import Event
     from opweave.runtime.fusion import pointwise_groups
     from opweave.runtime.listing import Structure, structure_of
     from opweave.runtime.memory import BufferType
     from opweave.runtime.offload import Offloading, flops
     from opweave.runtime.plan import Plan, StepError
     from opweave.runtime.stream import Stream
+    from opweave.runtime.submission import Event
     from opweave.runtime.transfers import mapped
     from opweave.runtime.worker import WorkerStream
 
@@ -46,7 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 _RUNTIME = {
-    "Buffer": "buffer", "BufferType": "memory", "Device": "device", "Event": "event", "MultiBuffer": "buffer",
+    "Buffer": "buffer", "BufferType": "memory", "Device": "device", "Event": "submission", "MultiBuffer": "buffer",
     "Offloading": "offload", "Plan": "plan", "StepError": "plan", "Stream": "stream", "Structure": "listing",
     "WorkerStream": "worker", "check_threads": "checks", "flops": "offload", "mapped": "transfers", "pointwise_groups":
     "fusion", "structure_of": "listing",

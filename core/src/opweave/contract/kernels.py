@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from opweave.contract.step import Choice
-from opweave.contract.workspace import Scratch, Workspace, scratch_args, scratch_of
+from opweave.contract.step import Choice, scratch_args
+from opweave.contract.workspace import Scratch, Workspace, scratch_of
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import is_dense

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.runtime.device import Device
 
-__all__ = ["HOST_SPACE", "BufferTypeHooks", "Handle", "MemorySpace", "Usage", "as_bytes", "round_up"]
+__all__ = ["HOST_SPACE", "BufferTypeHooks", "Handle", "MemorySpace", "Usage", "as_bytes"]
 
 
 class Usage(enum.Enum):
@@ -63,11 +63,6 @@ class MemorySpace:
 
 HOST_SPACE: Final = MemorySpace("host", host=True)
 """The memory of this process."""
-
-
-def round_up(n: int, to: int) -> int:
-    """The smallest multiple of ``to`` that is not below ``n``."""
-    return -(-n // to) * to
 
 
 def as_bytes(data: Any, *, writable: bool = False) -> memoryview:

@@ -14,13 +14,13 @@ from opweave.graph.layout import Shape, Strides, is_dense, nbytes, span
 
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
-    from opweave.contract.workspace import Scratch
+    from opweave.contract.workspace import ArrayLayout, Scratch
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.runtime.buffer import Buffer
     from opweave.runtime.memory import BufferType
 
-__all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step", "first_equals"]
+__all__ = ["Arg", "Call", "Choice", "Group", "Single", "Step", "first_equals", "scratch_args"]
 
 Call = Callable[[], Any]
 """A function without arguments that does one prepared piece of work; its result is ignored."""
@@ -264,3 +264,23 @@ def _place_of(group: Group) -> Hashable:
         return id(group)
     memory = None if scratch is None else (id(scratch.buffer), scratch.offset)
     return step.choice, group.kernel, memory, id(step.out), *map(id, step.srcs)
+
+
+def scratch_args(layouts: Sequence[ArrayLayout] | None, scratch: Arg | None) -> dict[str, Arg | None]:
+    """The keyword arguments of a kernel for its scratch memory: the arrays as operands in ``scratch``.
+
+    The parameter of an array that is left out keeps its default. With ``None`` for ``layouts``, of a kernel that asks
+    for bytes, it is ``workspace=scratch``.
+
+    Raises:
+        LifetimeError: ``scratch`` is ``None``, and there are arrays.
+    """
+    if layouts is None:
+        return {"workspace": scratch}
+    if scratch is None:
+        if layouts:
+            name = layouts[0].name
+            raise LifetimeError(f"the workspace {name!r} has no memory: the step was compiled without its scratch")
+        return {}
+    buffer, start = scratch.buffer, scratch.offset
+    return {name: Arg(buffer, start + offset, dtype, shape, strides) for name, offset, dtype, shape, strides in layouts}

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.memory import round_up
-from opweave.contract.step import Arg
-from opweave.errors import LifetimeError, OpweaveError
+from opweave.errors import OpweaveError
 from opweave.graph.dtypes import DType, as_dtype
-from opweave.graph.layout import Shape, Strides, dense_strides, nbytes
+from opweave.graph.layout import Shape, Strides, dense_strides, nbytes, round_up
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DTypeLike
 
-__all__ = ["ArrayLayout", "Arrays", "Scratch", "Workspace", "scratch_args", "scratch_of"]
+__all__ = ["ArrayLayout", "Arrays", "Scratch", "Workspace", "scratch_of"]
 
 Arrays = Mapping[str, "tuple[DTypeLike, Sequence[int]]"]
 """name -> dtype and shape. The name is that of the kernel's keyword argument."""
@@ -82,23 +80,3 @@ def _arranged(wanted: Arrays) -> Scratch:
             layouts.append(ArrayLayout(name, at, dtype, shape, dense_strides(shape, dtype)))
             at += round_up(size, ALIGNMENT)
     return Scratch(at, tuple(layouts))
-
-
-def scratch_args(layouts: Sequence[ArrayLayout] | None, scratch: Arg | None) -> dict[str, Arg | None]:
-    """The keyword arguments of a kernel for its scratch memory: the arrays as operands in ``scratch``.
-
-    The parameter of an array that is left out keeps its default. With ``None`` for ``layouts``, of a kernel that asks
-    for bytes, it is ``workspace=scratch``.
-
-    Raises:
-        LifetimeError: ``scratch`` is ``None``, and there are arrays.
-    """
-    if layouts is None:
-        return {"workspace": scratch}
-    if scratch is None:
-        if layouts:
-            name = layouts[0].name
-            raise LifetimeError(f"the workspace {name!r} has no memory: the step was compiled without its scratch")
-        return {}
-    buffer, start = scratch.buffer, scratch.offset
-    return {name: Arg(buffer, start + offset, dtype, shape, strides) for name, offset, dtype, shape, strides in layouts}

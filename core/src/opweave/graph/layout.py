@@ -19,7 +19,7 @@ from opweave.graph.dtypes import DType, u8
 __all__ = [
     "MAX_NDIM", "Key", "Shape", "Strides", "array_shape", "broadcast_shapes", "broadcast_strides", "check_shape",
     "dense_strides", "is_dense", "nbytes", "normalize_axes", "normalize_axis", "normalize_key", "reshape_strides",
-    "resolve_reshape", "slice_window", "span",
+    "resolve_reshape", "round_up", "slice_window", "span",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -63,6 +63,11 @@ def _lengths(shape: Any) -> Shape:
 def nbytes(shape: Shape, dtype: DType) -> int:
     """Bytes of a dense tensor of this shape (in elements) and dtype."""
     return prod(shape) // dtype.block * dtype.itemsize
+
+
+def round_up(n: int, to: int) -> int:
+    """The smallest multiple of ``to`` that is not below ``n``."""
+    return -(-n // to) * to
 
 
 def array_shape(shape: Shape, dtype: DType) -> Shape:

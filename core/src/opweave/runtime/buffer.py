@@ -24,8 +24,8 @@ from opweave.graph.dtypes import u8
 from opweave.graph.layout import array_shape, span
 from opweave.graph.leaf import Placement
 from opweave.lifecycle import INHERITED
-from opweave.runtime.reclaim import discard, reclaim
-from opweave.runtime.space import CHANGES, settle
+from opweave.runtime.changes import CHANGES
+from opweave.runtime.reclaim import discard, reclaim, settle
 from opweave.tracing import TRACE
 
 __all__ = ["Buffer", "MultiBuffer"]

@@ -25,7 +25,7 @@ from opweave.graph.precision import check_precision, is_within
 from opweave.lifecycle import keep_forever, notify_after_fork
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.memory import BufferType
-from opweave.runtime.space import add_queue
+from opweave.runtime.reclaim import add_queue
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
 

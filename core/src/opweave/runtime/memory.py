@@ -7,8 +7,9 @@ from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from opweave.contract.memory import BufferTypeHooks, Usage, round_up
+from opweave.contract.memory import BufferTypeHooks, Usage
 from opweave.errors import AllocationError, BoundsError, Broken, UnknownNameError, UnsupportedOpError
+from opweave.graph.layout import round_up
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.reclaim import reclaim, reclaim_all
 from opweave.tracing import TRACE

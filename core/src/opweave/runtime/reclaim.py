@@ -1,4 +1,4 @@
-"""Freeing memory that no object refers to any more, once the work that may use it is complete.
+"""Waiting for the work that may use memory, and freeing memory that no object refers to any more after that work.
 
 A finaliser can run at any point of a program: during a build, on a thread that others wait for, or on the thread whose
 next call some work waits for. So it never waits. Memory that queued work may use is kept in a list, together with the
@@ -16,15 +16,61 @@ from threading import local
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
+from opweave.concurrency import Lock
 from opweave.contract.memory import Handle, MemorySpace
-from opweave.lifecycle import keep_forever
-from opweave.runtime.space import settle, unfinished_streams
+from opweave.lifecycle import keep_forever, start_exit_thread
 
 if TYPE_CHECKING:
     from opweave.runtime.memory import BufferType
     from opweave.runtime.stream import Stream
 
-__all__ = ["Discarded", "discard", "reclaim", "reclaim_all"]
+__all__ = ["WORKING", "Discarded", "add_queue", "discard", "reclaim", "reclaim_all", "settle"]
+
+
+# --- the work -------------------------------------------------------------------------------------------------------
+
+
+_QUEUES: tuple[ref[Stream], ...] = ()  # replaced, never modified: finalisers read it without a lock
+_QUEUES_LOCK: Final = Lock()
+
+
+def add_queue(stream: Stream) -> None:
+    """Register an asynchronous stream, so that memory is freed only after its work that may use it."""
+    global _QUEUES
+    start_exit_thread()
+    with _QUEUES_LOCK:
+        _QUEUES = (*(known for known in _QUEUES if (other := known()) is not None and not other.closed), ref(stream))
+
+
+def _queues(space: MemorySpace) -> list[Stream]:
+    """The open asynchronous streams whose work may use ``space``."""
+    streams = [stream for known in _QUEUES if (stream := known()) is not None]
+    return [s for s in streams if not s.closed and (s.transferring or s.device.reaches(space))]
+
+
+def unfinished_streams(space: MemorySpace) -> list[Stream]:
+    """The streams with submitted work that may use ``space`` and is not known to be complete or failed."""
+    return [stream for stream in _queues(space) if stream.progress.unfinished]
+
+
+class Working(local):
+    """Whether this thread is that of a `WorkerStream`. Such a thread must not wait for others, which may wait for
+    it."""
+
+    active = False
+
+
+WORKING: Final = Working()
+
+
+def settle(space: MemorySpace) -> None:
+    """Wait for all queued work that may use ``space``. Failures are not raised here; they stay on their streams."""
+    for stream in _queues(space):
+        if not (WORKING.active and stream.has_thread):
+            stream.settle()
+
+
+# --- memory that was discarded --------------------------------------------------------------------------------------
 
 
 class Discarded(NamedTuple):

@@ -17,12 +17,11 @@ from opweave.graph.dtypes import u8
 from opweave.lifecycle import close_at_exit, notify_after_fork
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.checks import check_operands, check_reachable
-from opweave.runtime.event import Epoch, Event
 from opweave.runtime.fusion import check_fusion
 from opweave.runtime.listing import listed
 from opweave.runtime.plan import Plan
 from opweave.runtime.reclaim import reclaim
-from opweave.runtime.submission import StreamState
+from opweave.runtime.submission import Epoch, Event, StreamState
 from opweave.runtime.transfers import copy_bytes
 
 __all__ = ["Stream"]

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opweave.concurrency import Latch, Worker
 from opweave.errors import Cancelled, ExecutionError, LifetimeError
-from opweave.runtime.space import WORKING
+from opweave.runtime.reclaim import WORKING
 from opweave.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call, Group, Step
     from opweave.contract.transfers import Rows
     from opweave.runtime.buffer import Buffer
-    from opweave.runtime.event import Event
     from opweave.runtime.plan import Plan
+    from opweave.runtime.submission import Event
 
 __all__ = ["WorkerStream"]
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from opweave.contract import Arg, Group, Plan, Step
-from opweave.contract.memory import round_up
 from opweave.graph.dtypes import bf16, u8
 from opweave.graph.graph import Graph
-from opweave.graph.layout import dense_strides
+from opweave.graph.layout import dense_strides, round_up
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.runtime.host.storage import array_shape

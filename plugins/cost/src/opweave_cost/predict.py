@@ -7,8 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from opweave.contract import Kind, WorkerStream
-from opweave.contract.memory import round_up
-from opweave.graph.layout import nbytes
+from opweave.graph.layout import nbytes, round_up
 from opweave.runtime.host.cores import usable_cores
 from opweave.scheduler.place.prediction import MemoryUse, Prediction
 from opweave.scheduler.plan.allocate import allocate, memory_use

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from opweave.contract.step import Group
-from opweave.contract.workspace import scratch_args
+from opweave.contract.step import Group, scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense, nbytes
 from opweave.runtime.host.storage import (
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from opweave.contract.step import Arg, Call
     from opweave.graph.tensor import Tensor
     from opweave.runtime.buffer import Buffer
-    from opweave.runtime.event import Event
+    from opweave.runtime.submission import Event
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot
     from opweave.scheduler.place.target import Target

@@ -27,9 +27,9 @@ from opweave.runtime.host.storage import Adopted
 if TYPE_CHECKING:
     from opweave.contract.step import Call
     from opweave.graph.leaf import Leaf
-    from opweave.runtime.event import Event
     from opweave.runtime.plan import Plan
     from opweave.runtime.stream import Stream
+    from opweave.runtime.submission import Event
     from opweave.runtime.worker import WorkerStream
     from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.place.target import Target

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from opweave.contract.memory import round_up
+from opweave.graph.layout import round_up
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.chunks import Block, ChunkPlan, plan_chunks
 from opweave.scheduler.plan.splits import Partition, SplitStep

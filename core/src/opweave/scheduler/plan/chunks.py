@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from opweave.contract.memory import round_up
+from opweave.graph.layout import round_up
 
 __all__ = ["Block", "ChunkPlan", "plan_chunks"]
 

@@ -19,7 +19,7 @@ from opweave.concurrency import Lock, Worker
 from opweave.errors import Cancelled, ExecutionError, LifetimeError, SchedulerError
 from opweave.graph.tensor import Tensor
 from opweave.lifecycle import INHERITED, keep_forever, notify_after_fork, start_exit_thread
-from opweave.runtime.space import WORKING
+from opweave.runtime.reclaim import WORKING
 from opweave.runtime.submission import Submission
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.compile.run_list import Action, Feed, RunList, fitted, snapshot

@@ -15,7 +15,7 @@ from opweave.errors import Cancelled, ExecutionError, LifetimeError
 from opweave.graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from opweave.runtime.event import Event
+    from opweave.runtime.submission import Event
     from opweave.scheduler.compile.arena import Lease
     from opweave.scheduler.compile.run_list import Action, RunList
     from opweave.scheduler.place.target import Target

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opweave.contract import Arg, Call, Group, Step, Stream
-from opweave.contract.workspace import scratch_args
+from opweave.contract.step import scratch_args
 from opweave_torch.kernels.activation import FUNCTIONS, SMALL, gelu
 from opweave_torch.kernels.binding import in_order
 from opweave_torch.kernels.matmul import as_source
