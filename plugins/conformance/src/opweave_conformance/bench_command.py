@@ -9,7 +9,6 @@ import typer
 from rich.progress import TimeRemainingColumn
 
 from opweave import registry
-from opweave.cli.combinations import make_combinations
 from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.contract import Kind
@@ -42,7 +41,7 @@ def bench(
     if html is not None:
         check_writable(html)
     with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
-        make_combinations((name, beside or ""))
+        registry.REGISTRY.make_devices((name, beside or ""))
         device = registry.REGISTRY.device(name)
         second = registry.REGISTRY.device(beside) if beside else _second(device)
         task = bar.add_task(device.name, total=None)
