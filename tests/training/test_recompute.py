@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opweave as ow
+from opweave import registry
 from opweave.graph.graph import Graph
 from opweave_training import AdamW, Trainer
 
@@ -222,11 +223,15 @@ def least_limit(scheduler, outputs):
     return 0
 
 
-def test_a_limit_that_cannot_be_kept_is_an_error():
+def test_a_limit_that_cannot_be_kept_is_an_error(monkeypatch):
     _, outputs = network(False)
     with ow.Scheduler("cpu", memory_limit=1000) as scheduler, pytest.raises(ow.AllocationError, match="memory_limit"):
         scheduler.build(outputs)
     with pytest.raises(ow.SchedulerError, match="memory_limit"):
         ow.Scheduler("cpu", memory_limit=-1)
+    monkeypatch.setattr(registry.REGISTRY, "rewrites", dict)
+    with pytest.raises(ow.SchedulerError, match="comes with opweave-training"):
+        ow.Scheduler("cpu", memory_limit=1 << 20)
+    monkeypatch.undo()
     with pytest.raises(ow.SchedulerError, match="memory_limit"):
         ow.Scheduler("cpu", memory_limit="1G")  # type: ignore[arg-type]

@@ -74,6 +74,12 @@ def opweave_placements() -> Mapping[str, Callable[..., Any]]:  # type: ignore[em
 
 
 @hookspec
+def opweave_rewrites() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Rewrites of graphs by name: functions of the type `opweave.scheduler.place.strategy.Rewrite`. Called when a
+    scheduler is made with a ``memory_limit``, for that of the name ``"memory_limit"``. No devices are looked for."""
+
+
+@hookspec
 def opweave_make_devices(names: Sequence[str]) -> None:
     """Make the devices among ``names`` that are only there once somebody has asked for them, such as combinations of
     others, and those that an environment variable of the plugin lists. Called by commands before they look for devices.

@@ -393,11 +393,17 @@ class Registry:
     def placements(self) -> dict[str, Any]:
         """The strategies of placement of all plugins by name; of two with one name that of the first plugin. Imports
         the plugins that may have hooks, without looking for devices."""
+        return self._named("opweave_placements")
+
+    def rewrites(self) -> dict[str, Any]:
+        """The rewrites of graphs of all plugins by name, as `placements`."""
+        return self._named("opweave_rewrites")
+
+    def _named(self, hook: str) -> dict[str, Any]:
         with self._lock:
             self.load_hook_modules()
-            hook = "opweave_placements"
             offered = self._offered(hook, lambda module: map(dict, self.hooks.call(module, hook)))
-            return {name: strategy for each in reversed(offered) for name, strategy in each.items()}
+            return {name: what for each in reversed(offered) for name, what in each.items()}
 
     def make_devices(self, names: Iterable[str] = ()) -> None:
         """Have plugins make the devices among ``names`` that are only there once somebody has asked for them, and those

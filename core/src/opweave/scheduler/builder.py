@@ -101,20 +101,17 @@ class Builder:
 
     def _within_limit(self, source: Source, allowed: Allowed, limit: int) -> Source:
         """The graph with as much computed again as the limit of memory asks for."""
-        from opweave.scheduler.plan.recompute import less_memory  # most schedulers have no limit
+        from opweave.scheduler.place.strategy import rewrite  # most schedulers have no limit
 
         def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
             parts = self._divide(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
-        graph, changed, least = less_memory(source.graph, limit, planned)
+        graph, changed, least = rewrite("memory_limit")(source.graph, limit, planned)
         if least > limit:
-            what, remedy = (
-                f"a plan within memory_limit={limit:,}",
-                "computing again saves no more; take smaller batches",
-            )
-            raise AllocationError(what, least, limit, remedy)
+            remedy = "computing again saves no more; take smaller batches"
+            raise AllocationError(f"a plan within memory_limit={limit:,}", least, limit, remedy)
         return source.rewritten(graph, changed)
 
     def _divide(

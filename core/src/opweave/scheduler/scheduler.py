@@ -98,7 +98,7 @@ class Scheduler:
         memory_limit: bytes that the temporaries of a program may take, on all devices together. Where they would take
             more, values that are needed again much later, as the backward graph needs activations, are computed again
             instead of being kept: as few as are necessary, those first that cost least for what they save. Results stay
-            the same. ``None``: nothing is computed again.
+            the same. It comes with ``opweave-training``. ``None``: nothing is computed again.
         repack: whether devices may keep copies of weights in special memory that their kernels are faster with; a
             number: bytes that those may take, for each device and program. They take at most half of what a device has
             free, count as weights in `Program.memory`, and all programs share them. ``None``: as the environment
@@ -128,13 +128,11 @@ class Scheduler:
         repack: bool | int | None = None,
         threads: int | ThreadPool | None = None,
     ) -> None:
-        if memory_limit is not None and (not isinstance(memory_limit, int) or memory_limit < 0):
-            raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
         self._memory_limit: Final = memory_limit
         self._repack: Final = repack
         self._threads: Final = threads
         self._allowed: Final = checked_precision(precision)
-        resolved, kinds, self._strategy = checked_options(devices, parallel, buffer_types, placement)
+        resolved, kinds, self._strategy = checked_options(devices, parallel, buffer_types, placement, memory_limit)
         self.placement: Final = placement
         self.parallel: Final = bool(parallel)
         self.n_slots: Final = (

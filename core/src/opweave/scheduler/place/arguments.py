@@ -30,6 +30,7 @@ def checked_options(
     parallel: bool | int,
     buffer_types: Mapping[Device | str, BufferType] | None,
     placement: str,
+    memory_limit: int | None = None,
 ) -> tuple[list[Device | Stream], dict[str, BufferType], Strategy | None]:
     """The devices and streams, device name -> kind of memory for its temporaries, and the strategy of placement that a
     plugin offers, ``None`` for that of the core."""
@@ -40,6 +41,12 @@ def checked_options(
         from opweave.scheduler.place.strategy import strategy  # most schedulers place by priority
 
         chosen = strategy(placement)
+    if memory_limit is not None:
+        from opweave.scheduler.place.strategy import rewrite  # most schedulers have no limit
+
+        if not isinstance(memory_limit, int) or memory_limit < 0:
+            raise SchedulerError(f"memory_limit is a number of bytes, not {memory_limit!r}")
+        rewrite("memory_limit")
     if not isinstance(parallel, int) or not 0 <= parallel <= MOST_SLOTS:
         raise SchedulerError(
             f"parallel is True, False or a number of slots, not {parallel!r:.60} (at most {MOST_SLOTS})"

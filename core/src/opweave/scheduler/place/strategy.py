@@ -1,5 +1,6 @@
 """Strategies of placement, which ``Scheduler(placement=...)`` chooses among: ``"priority"`` is the core's own
-(`assign`), plugins offer others by the hook ``opweave_placements`` and are only imported when one is asked for."""
+(`assign`), plugins offer others by the hook ``opweave_placements`` and are only imported when one is asked for. So are
+rewrites of graphs (``opweave_rewrites``), of which ``Scheduler(memory_limit=...)`` needs one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
 
-__all__ = ["PlacementProblem", "Strategy", "strategy"]
+__all__ = ["PlacementProblem", "Rewrite", "Strategy", "rewrite", "strategy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,3 +100,27 @@ def strategy(name: str) -> Strategy:
     if name not in offered:
         raise SchedulerError(f"placement is {' or '.join(map(repr, ['priority', *offered]))}, not {name!r}")
     return cast("Strategy", offered[name])
+
+
+Rewrite = Callable[
+    ["Graph", int, Callable[["Graph", Mapping["Tensor", "Tensor"]], int]],
+    tuple["Graph", Mapping["Tensor", "Tensor"], int],
+]
+"""Makes a graph with the same values, for a limit in bytes. It is given the graph, the limit, and a function that says
+how many bytes the plan of such a graph takes, of which the second argument says what replaces what. It returns the graph
+whose plan takes no more than the limit, else the one that takes least; what replaces what; and the bytes of that plan."""
+
+
+def rewrite(name: str) -> Rewrite:
+    """The rewrite of graphs of that name which a plugin offers.
+
+    Raises:
+        SchedulerError: there is none; it says what to install.
+    """
+    offered = registry.REGISTRY.rewrites()
+    if name not in offered:
+        raise SchedulerError(
+            f"{name} comes with opweave-training, which is not installed or cannot be loaded: "
+            f"{pip_install('opweave-training')}; `opweave plugins` shows why a plugin is not loaded"
+        )
+    return cast("Rewrite", offered[name])

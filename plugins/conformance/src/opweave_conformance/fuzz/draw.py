@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
-from opweave import ops
+from opweave import ops, registry
 from opweave.contract import Device
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import as_dtype
@@ -106,7 +106,9 @@ def _options(rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
     if rng.random() < 0.4:
         yield "threads", int(rng.integers(1, 5))
     if rng.random() < 0.1:
-        yield "memory_limit", int(rng.choice((1 << 12, 1 << 16, 1 << 20)))
+        limit = int(rng.choice((1 << 12, 1 << 16, 1 << 20)))
+        if "memory_limit" in registry.REGISTRY.rewrites():
+            yield "memory_limit", limit
     if rng.random() < 0.15:
         yield "repack", [False, 0, 1 << 16][rng.integers(3)]
     if rng.random() < 0.1:
