@@ -247,9 +247,7 @@ class Program(PlannedGraph, Generic[R_co]):
             ExecutionError: compiling failed.
             LifetimeError: the program was closed.
         """
-        from opweave.scheduler.run.warm import warm  # most programs are not warmed
-
-        self.executor.when_idle(partial(warm, self.internals))
+        self.executor.when_idle(self.internals.warm)
 
     # --- values between runs ----------------------------------------------------------------------------------------
 

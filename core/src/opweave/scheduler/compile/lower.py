@@ -245,19 +245,15 @@ class _Lowering:
         stream = target.copier if beside and target.copier is not None else target.stream
         dst, src = self.arg(copy.dst), self.arg(copy.src)
         if copy.kind is not None:
-            call, queued = self._bind_exchange(copy, stream)
+            parts = [self.arg(view) for view in (copy.src, *copy.terms, copy.bias) if view is not None]
+            outs = [self.arg(view) for view in copy.writes]
+            call, queued = bind_collective(copy.kind, copy.provider, stream, outs, parts)
         elif copy.ids is None:
             call, queued = bind_copy(dst, stream, src)
         else:
             call, queued = bind_selected_copy(dst, stream, src, self.arg(copy.ids), self.count)
         queue = HOST_QUEUE if not queued else target.index + len(self.targets) if beside else target.index
         self.entries.append(_Entry(queue, call, Action("copy", target, split, copy)))
-
-    def _bind_exchange(self, copy: Copy, stream: Stream) -> tuple[Call, bool]:
-        """A collective, or the share of a device in it."""
-        parts = [self.arg(view) for view in (copy.src, *copy.terms, copy.bias) if view is not None]
-        assert copy.kind is not None
-        return bind_collective(copy.kind, copy.provider, stream, [self.arg(view) for view in copy.writes], parts)
 
     def _stream(self, queue: int) -> Stream:
         """Queues are the targets' streams in order, and then their copiers."""

@@ -387,10 +387,7 @@ def snapshot(values: Sequence[tuple[Feed, Any]], *, all_: bool = False) -> list[
 
     def copied(feed: Feed, value: Any) -> bool:
         late = all_ or feed.queued or (feed.view is None and feed.target is not None)
-        return late and not _borrowed(feed) and not isinstance(value, Adopted)
+        borrowed = feed.tensor.leaf is not None and feed.tensor.leaf.borrowed
+        return late and not borrowed and not isinstance(value, Adopted)
 
     return [(feed, np.array(value, copy=True) if copied(feed, value) else value) for feed, value in values]
-
-
-def _borrowed(feed: Feed) -> bool:
-    return feed.tensor.leaf is not None and feed.tensor.leaf.borrowed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -140,8 +140,8 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
 
 def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
     """Bytes of living temporaries over a run, for every device that has some."""
-    birth, death, alias, times = lifetimes(partition, unfused(partition))
-    end = (times[-1] + len(partition.splits[-1].items) + 1) if times else 0
+    birth, death, alias, starts = lifetimes(partition, unfused(partition))
+    end = (starts[-1] + len(partition.splits[-1].items) + 1) if starts else 0
     curves = []
     for target in partition.assignment.targets:
         changes: dict[int, int] = {}
@@ -152,11 +152,8 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
                 changes[start] = changes.get(start, 0) + size
                 changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size
         if changes:
-            bytes_ = 0
-            moments = []
-            for moment in sorted(changes):
-                bytes_ += changes[moment]
-                moments.append((moment, bytes_))
+            times = sorted(changes)
+            moments = list(zip(times, accumulate([changes[moment] for moment in times]), strict=True))
             planned = memory[target.name].temporaries if target.name in memory else 0
             curves.append(MemoryCurve(target.name, moments, planned))
     return curves
@@ -273,11 +270,11 @@ def explain(
 def _node_lines(shown: Sequence[NodeRow], share: int, used: set[str]) -> Iterator[str]:
     """The lines of a split's nodes, the first and the last ones of many; their causes are added to ``used``."""
     width = max((len(row.node) for row in shown), default=0)
-    cut = _middle(shown, share)
+    hidden = range(share // 2, len(shown) - share // 2 if len(shown) > share else 0)
     for i, row in enumerate(shown):
-        if cut and cut[0] <= i < cut[1]:
-            if i == cut[0]:
-                yield f"    ... {cut[1] - cut[0]} more ..."
+        if i in hidden:
+            if i == hidden.start:
+                yield f"    ... {len(hidden)} more ..."
             continue
         used.add(row.cause)
         line = f"    {row.node:<{width}}  {row.op:<12} {row.dtype}{list(row.shape)}  [{row.cause}]"
@@ -322,13 +319,6 @@ def where(partition: Partition, place: int) -> str:
     if tensor.leaf is not None and tensor.leaf.device:
         return tensor.leaf.device
     return space.name
-
-
-def _middle(rows: Iterable[NodeRow], limit: int) -> tuple[int, int] | None:
-    count = len(list(rows))
-    if count <= limit:
-        return None
-    return limit // 2, count - limit // 2
 
 
 def _count(n: int, singular: str, plural: str = "") -> str:

@@ -78,6 +78,7 @@ class Boundaries:
         ends: dict[tuple[Tensor, int], int] = {}
         for start, to, size in self._ends():
             ends[start, to] = ends.get((start, to), 0) + size
+        self._position = {node: i for i, node in enumerate(self.nodes)} if ends else {}
         for (start, to), size in ends.items():
             if (start, to) not in tried and self._may_move(start, to) and self._ties(start) < size:
                 moved |= self._shift(start, to, tried)
@@ -142,7 +143,7 @@ class Boundaries:
 
     def _shift(self, start: Tensor, to: int, tried: set[tuple[Tensor, int]]) -> set[Tensor]:
         """Move ``start`` and nodes that hang together with it to a target, as many as save most; returns those."""
-        at, position = self.target_of[start], self._positions
+        at, position = self.target_of[start], self._position
         forwards = any(self.target_of.get(source.root) == to for source in start.srcs)
         order = 1 if forwards else -1
         moved: list[Tensor] = []
@@ -163,12 +164,6 @@ class Boundaries:
             self._move(node, at)
         tried.update((node, to) for node in moved)
         return set(moved[:kept])
-
-    @property
-    def _positions(self) -> Mapping[Tensor, int]:
-        if not self._position:
-            self._position.update((node, i) for i, node in enumerate(self.nodes))
-        return self._position
 
     def _move(self, node: Tensor, to: int) -> int:
         """Move a node to a target; returns how many bytes fewer cross then."""

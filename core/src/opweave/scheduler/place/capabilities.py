@@ -157,7 +157,7 @@ def _mark_whole(
 ) -> dict[str, int]:
     """Enter for products the signatures that name their read-only sources, where a device would rather read those in
     special memory and has room for the copies. Returns the bytes of copies that have to be made, by device."""
-    repacking = _repacking(targets)
+    repacking = [target for target in targets if target.repack and target.device.has_repacked]
     spent = {target.name: 0 for target in repacking}
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
@@ -193,10 +193,6 @@ def _whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
     if node.op is None or not node.op.product:
         return _NONE
     return frozenset([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
-
-
-def _repacking(targets: Sequence[Target]) -> list[Target]:
-    return [target for target in targets if target.repack and target.device.has_repacked]
 
 
 def _ask_repacked(

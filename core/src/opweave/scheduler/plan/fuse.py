@@ -90,11 +90,47 @@ class _Asked:
 
     @cached_property
     def last_readers(self) -> dict[int, int]:
-        return _last_readers(self._partition)
+        """Storage id -> index of the last split that reads it; one past the last split for outputs."""
+        last: dict[int, int] = {}
+        for split in self._partition.splits:
+            for copy in split.copies:
+                last.update(dict.fromkeys(copy.reads, split.index))
+            for item in split.items:
+                for source in item.srcs:
+                    last[source.storage] = split.index
+            for copy in split.write_backs:
+                last[copy.src.storage] = split.index + 1
+            if split.observed is not None:
+                last[split.observed[1].storage] = split.index + 1
+        end = len(self._partition.splits)
+        return last | {output.storage: end for output in self._partition.outputs if output is not None}
 
     @cached_property
     def unbound(self) -> Callable[[StorageView], Arg]:
-        return _unbound(self._partition)
+        """A function that makes operands as they are before memory is planned, with the kind of memory in which they
+        are read where that is special. The first operand of each storage is made once."""
+        partition = self._partition
+        same = _same_memory(partition)
+        prepared = partition.assignment.capabilities.prepared
+        kinds = {
+            storage: prepared.get(tensor)
+            for storage, (tensor, _) in (partition.owners.items() if prepared else ())
+            if storage not in partition.unpacked
+        } | dict(partition.repacked)
+        made: dict[int, tuple[StorageView, Arg]] = {}
+
+        def unbound(operand: StorageView) -> Arg:
+            storage, offset, dtype, shape, strides = operand
+            known = made.get(storage)
+            if known is not None and (known[0] is operand or known[0] == operand):
+                return known[1]
+            memory, shift = same.get(storage, (storage, 0))
+            arg = Arg(None, offset + shift, dtype, shape, strides, None, memory, kinds.get(storage))
+            if known is None:
+                made[storage] = operand, arg
+            return arg
+
+        return unbound
 
 
 def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGroup]:
@@ -192,49 +228,6 @@ def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
         if leaf in storage_of and here is not None and start is not None:
             same[storage_of[leaf]] = storage_of[first], here[1] - start[1]
     return same
-
-
-def _unbound(partition: Partition) -> Callable[[StorageView], Arg]:
-    """A function that makes operands as they are before memory is planned, with the kind of memory that they are read
-    in where that is special. The first operand of each storage is made once."""
-    same = _same_memory(partition)
-    prepared = partition.assignment.capabilities.prepared
-    kinds = {
-        storage: prepared.get(tensor)
-        for storage, (tensor, _) in (partition.owners.items() if prepared else ())
-        if storage not in partition.unpacked
-    } | dict(partition.repacked)
-    made: dict[int, tuple[StorageView, Arg]] = {}
-
-    def unbound(operand: StorageView) -> Arg:
-        storage, offset, dtype, shape, strides = operand
-        known = made.get(storage)
-        if known is not None and (known[0] is operand or known[0] == operand):
-            return known[1]
-        memory, shift = same.get(storage, (storage, 0))
-        arg = Arg(None, offset + shift, dtype, shape, strides, None, memory, kinds.get(storage))
-        if known is None:
-            made[storage] = operand, arg
-        return arg
-
-    return unbound
-
-
-def _last_readers(partition: Partition) -> dict[int, int]:
-    """Storage id -> index of the last split that reads it; one past the last split for outputs."""
-    last: dict[int, int] = {}
-    for split in partition.splits:
-        for copy in split.copies:
-            last.update(dict.fromkeys(copy.reads, split.index))
-        for item in split.items:
-            for source in item.srcs:
-                last[source.storage] = split.index
-        for copy in split.write_backs:
-            last[copy.src.storage] = split.index + 1
-        if split.observed is not None:
-            last[split.observed[1].storage] = split.index + 1
-    end = len(partition.splits)
-    return last | {output.storage: end for output in partition.outputs if output is not None}
 
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:

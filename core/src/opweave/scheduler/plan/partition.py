@@ -8,6 +8,7 @@ version, range of bytes and target.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -41,22 +42,9 @@ def partition(source: Source, assignment: Assignment, observed: Collection[Tenso
     return _Partitioner(source, assignment, observed).run()
 
 
-class _OpenSplit:
-    """A split that is being filled."""
-
-    __slots__ = ("copies", "index", "items", "target", "write_backs")
-
-    def __init__(self, index: int, target: Target) -> None:
-        self.index: Final = index
-        self.target: Final = target
-        self.copies: list[Copy] = []
-        self.items: list[SplitStep] = []
-        self.write_backs: list[Copy] = []
-
-    @property
-    def last(self) -> Tensor | None:
-        """The node of its last step, if it has one."""
-        return self.items[-1].node if self.items else None
+def _last(split: Split) -> Tensor | None:
+    """The node of a split's last step, if it has one."""
+    return split.items[-1].node if split.items else None
 
 
 class _Partitioner:
@@ -70,8 +58,8 @@ class _Partitioner:
         self.target_of: Final = assignment.target_of
         self.fetched: Final = assignment.fetched
         self.prepared: Final = assignment.capabilities.prepared
-        self.splits: list[_OpenSplit] = []
-        self.split: _OpenSplit | None = None  # which steps are added to, `None`: the next step begins one
+        self.splits: list[Split] = []
+        self.split: Split | None = None  # which steps are added to, `None`: the next step begins one
         self.storages: Final = Storages(self.targets, self.target_of)
         self.seen: list[dict[Tensor, StorageView]] = [{} for _ in self.targets]  # values as a target has read them
         self.copied: dict[object, StorageView] = {}
@@ -93,7 +81,7 @@ class _Partitioner:
         for node in self.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
-            if observed and self.split is not None and self.split.last in observed:
+            if observed and self.split is not None and _last(self.split) in observed:
                 self.split = None
             if exchanged and self._is_exchanged(node):
                 continue
@@ -143,24 +131,25 @@ class _Partitioner:
             assert leaf is not None
             if leaf.kind == "input" and leaf_tensor not in storages.inputs and 0 not in leaf_tensor.shape:
                 storages.leaf(leaf_tensor, leaf, self.targets[self.target_of[leaf_tensor]])
-        splits = []
-        for split in self.splits:
-            last = split.last if self.observed else None
-            shown = (last, storages.home[last]) if last is not None and last in self.observed else None
-            splits.append(Split(split.index, split.target, split.copies, split.items, split.write_backs, shown))
+        splits = self.splits
+        for k, split in enumerate(splits):
+            last = _last(split)
+            if last in self.observed:
+                assert last is not None
+                splits[k] = replace(split, observed=(last, storages.home[last]))
         storages.pad(splits)
         return Partition(
             self.source, self.assignment, splits, storages.sizes, storages.arenas, storages.names,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 
-    def _open(self, target: Target) -> _OpenSplit:
+    def _open(self, target: Target) -> Split:
         """A new split, to which the next steps are added."""
         for key in self.fetched_here:
             self.copied.pop(key, None)
         self.fetched_here.clear()
         self.opened = len(self.storages.sizes)
-        self.split = split = _OpenSplit(len(self.splits), target)
+        self.split = split = Split(len(self.splits), target, [], [], [], None)
         self.splits.append(split)
         return split
 
@@ -394,7 +383,7 @@ class _Partitioner:
     # --- results ----------------------------------------------------------------------------------------------------
 
     def _write(
-        self, node: Tensor, target: Target, split: _OpenSplit, support: Support, operands: tuple[StorageView, ...]
+        self, node: Tensor, target: Target, split: Split, support: Support, operands: tuple[StorageView, ...]
     ) -> None:
         """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
         is written back."""
@@ -423,7 +412,7 @@ class _Partitioner:
         self,
         node: Tensor,
         target: Target,
-        split: _OpenSplit,
+        split: Split,
         support: Support,
         operands: tuple[StorageView, ...],
         buffer: Buffer,

@@ -141,9 +141,9 @@ class Split:
 
     index: int
     target: Target
-    copies: Sequence[Copy]
-    items: Sequence[SplitStep]
-    write_backs: Sequence[Copy]
+    copies: list[Copy]
+    items: list[SplitStep]
+    write_backs: list[Copy]
     observed: tuple[Tensor, StorageView] | None
 
     @property

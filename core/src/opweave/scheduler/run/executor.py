@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -440,14 +439,15 @@ class Executor:
 
     def read_output(self, state: ProgramState, output: Tensor) -> Array:
         """The value of an output after the last run; raises `SchedulerError` if there is none any more."""
-        return self.when_idle(partial(self._read_output, state, output))
 
-    def _read_output(self, state: ProgramState, output: Tensor) -> Array:
-        state = state.observed or state
-        if state.latest is None or self._last is not state:
-            raise SchedulerError(f"{output.describe()} has no value: run the program first, and read it "
-                                 "before another program of its scheduler runs")  # fmt: skip
-        return state.latest.fetches[state.partition.graph.outputs.index(output)].read()
+        def read() -> Array:
+            shown = state.observed or state
+            if shown.latest is None or self._last is not shown:
+                raise SchedulerError(f"{output.describe()} has no value: run the program first, and read it "
+                                     "before another program of its scheduler runs")  # fmt: skip
+            return shown.latest.fetches[shown.partition.graph.outputs.index(output)].read()
+
+        return self.when_idle(read)
 
     # --- programs ---------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from weakref import WeakSet
 import numpy as np
 
 from opweave.concurrency import Lock
-from opweave.errors import Cancelled, ExecutionError, LifetimeError
+from opweave.errors import Cancelled, ExecutionError, LifetimeError, raise_backend_failure
 from opweave.graph.tensor import Tensor
+from opweave.progress import shown
 
 if TYPE_CHECKING:
     from opweave.runtime.submission import Event
@@ -68,6 +69,16 @@ class ProgramState:
         """Raise `LifetimeError` where the program was closed."""
         if self.closed:
             raise LifetimeError(f"{self!r} was closed")
+
+    def warm(self) -> None:
+        """Have the calls of every slot compile before the first run, by ``Stream._warm``."""
+        self.check_open()
+        work = [(plan.stream, call) for run_list in self.lists for plan in run_list.plans for call in plan.calls]
+        for stream, call in shown(work, "compiling"):
+            try:
+                stream._warm(call)
+            except Exception as error:
+                raise_backend_failure(error, stream.device.name, "compiling before the first run")
 
     def in_form(self, arrays: list[Array]) -> Any:
         """Outputs in the form in which they were asked for: one array, a dict or a tuple."""
