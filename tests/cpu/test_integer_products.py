@@ -26,6 +26,7 @@ gguf = pytest.importorskip("gguf")
 
 from opweave_cpu.jit import activations, amx, compiler, integer_products, integers, tile_products  # noqa: E402
 from opweave_cpu.jit.supported import BLOCKS  # noqa: E402
+from opweave_cpu.kernels import experts  # noqa: E402
 from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noqa: E402
 from tests.cpu.conftest import place  # noqa: E402
 
@@ -347,3 +348,46 @@ def test_code_for_other_processors(processor: str, monkeypatch: pytest.MonkeyPat
 
 def _pass_builder(make: Any, machine: Any, _: Any, options: Any) -> Any:
     return make(machine, options)
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("exact", 1e-5), ("int8", 0.02)])
+@pytest.mark.parametrize("index", ["i32", "i64"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "iq4_nl"])
+def test_rows_are_multiplied_by_the_integers_of_their_experts(dtype, index, precision, limit):
+    inputs = 512 if as_dtype(dtype).block == 256 else 288  # with a last stretch that is not whole
+    rng = np.random.default_rng(0)
+    w = ow.quantize(rng.standard_normal((5, 20, inputs)).astype(np.float32), dtype)
+    values = ow.dequantize(w).astype(np.float64)
+    weights = ow.weights({"w": w})
+    for tokens, used, own in ((1, 2, False), (3, 2, True), (4, 3, False), (2, 1, True)):
+        x = rng.standard_normal((tokens, used if own else 1, inputs)).astype(np.float32)
+        ids = np.stack([rng.permutation(5)[:used] for _ in range(tokens)]).astype(as_dtype(index).numpy)
+        node = ow.expert_linear(ow.input("x", x.shape), weights["w"], ow.input("ids", ids.shape, index))
+        program = ow.Scheduler("cpu", precision=precision).build(node)
+        want = np.einsum("tui,tuoi->tuo", np.broadcast_to(x, (tokens, used, inputs)), values[ids])
+        assert np.abs(program.run(x=x, ids=ids) - want).max() < limit * np.abs(want).max()
+        x[-1, 0, 7] = np.inf  # integers cannot represent it
+        assert not np.isfinite(program.run(x=x, ids=ids)[-1, 0]).any()
+        with pytest.raises(ow.ExecutionError, match="expert_linear"):
+            program.run(x=x, ids=ids + 5)
+
+
+@needs_bytes
+def test_experts_with_many_rows_are_decoded_once_for_all_of_them():
+    def factory(rows, precision="int8"):
+        shapes = {"out": ("f32", (rows, 2, 32)), "x": ("f32", (rows, 1, 256)), "w": ("q8_0", (4, 32, 256)),
+                  "ids": ("i64", (rows, 2))}  # fmt: skip
+        out, *srcs = (
+            Arg(None, 0, as_dtype(d), shape, dense_strides(shape, as_dtype(d))) for d, shape in shapes.values()
+        )
+        step = Step("expert_linear", out, tuple(srcs), {"blocks": as_dtype("q8_0")}, precision=precision)
+        kernel = CpuDevice().kernels.find(step)
+        return kernel and kernel.factory
+
+    assert factory(1) is experts.expert_linear_in_int8
+    assert factory(1, "exact") is experts.expert_linear_of_integers
+    assert factory(64) is experts.expert_linear_in_int8
+    assert factory(65) is experts.expert_linear_of_blocks

@@ -21,16 +21,16 @@ from opweave.graph.precision import Precision
 from opweave_cpu.jit.activations import Digits, Order, bind_records, digits_of, sums_of_products
 from opweave_cpu.jit.amx import has_tiles
 from opweave_cpu.jit.compiler import MachineCode, target
-from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row, dot, form_of
+from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row, Stretch, dot, form_of
 from opweave_cpu.jit.row_blocks import CHUNK, bind_row_blocks, chunks, clear_sums, place, row_bytes, store_results
 from opweave_cpu.jit.tile_products import multiply_tiles
 from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
-from opweave_cpu.jit.writer import Writer
+from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 from opweave_cpu.tunables import INTEGER_ROWS, PREFETCHED, TILE_ROWS
 
-__all__ = ["bind_integer_product", "padded_rows", "record_bytes"]
+__all__ = ["bind_experts", "bind_integer_product", "padded_rows", "record_bytes"]
 
 UNROLLED: Final = 4
 """Words of integers that a turn of the innermost loop multiplies."""
@@ -156,6 +156,48 @@ def _bind_many(stream: Stream, product: _Product, padded: int) -> Call:
     return bind_row_blocks(stream, code, product.args, lengths, product.of_weights, of_records, work, vectors)
 
 
+def bind_experts(stream: Stream, out: Arg, x: Arg, w: Arg, ids: Arg, records: Arg, marks: Arg | None = None) -> Call:
+    """The call of `opweave.expert_linear` of dense operands, one row of an expert's weights after the other.
+
+    Args:
+        ids: of experts that exist.
+        records, marks: as of `bind_integer_product`, one record for each row of ``x``.
+    """
+    (_, outputs, inputs), (tokens, used) = w.shape, ids.shape
+    form = form_of(w.dtype.name)
+    digits, rows = digits_of(form, "int8" if marks is None else "exact"), x.size // inputs
+    product = _Product(form, digits, inputs, rows, [w, records, out])
+    before = bind_records(stream, form, digits, x, w.dtype, records, marks, padded=rows, order="unpacked")
+    make = partial(_experts, form, digits, product.tail, ids.dtype, out.dtype)
+    code = stream.artefact(("experts", digits, product.tail, ids.dtype.name, product.types), make)
+    record, (row, stretch), size = digits.record_bytes(form), product.of_weights, out.dtype.itemsize
+    of_token = record * (rows // tokens)
+    strides: list[tuple[int, ...]] = [
+        (row, stretch, outputs * row, 0),
+        (0, rows * record, of_token, record if rows > tokens else 0),
+    ]
+    strides += [(0, 0, *ids.strides), (size, 0, used * outputs * size, outputs * size)]
+    walk = Walk((outputs, product.stretches, tokens, used), tuple(strides), 1)
+    return in_turn([before, bind_walk(stream, code, walk, [w, records, ids, out], work=STRETCH // 2)])
+
+
+def _experts(form: Form, digits: Digits, tail: int, ids: DType, into: DType) -> MachineCode:
+    """The kernel of `bind_experts`. The third stride of the weights is that from one expert to the next."""
+    writer = Writer(4, [Operand("i8", 1), Operand("i8", 1), Operand("i8", 1), Operand(into.name, 0)])
+    code, weights, zero = writer.code, Row(writer, form, tail), _I64(0)
+    outputs, stretches, tokens, used = writer.lengths
+    integer = ir.IntType(8 * ids.itemsize)
+    with writer.loop(zero, outputs, 1) as n, writer.loop(zero, tokens, 1) as t, writer.loop(zero, used, 1) as u:
+        expert = load(code, integer, writer.at(2, zero, zero, t, u), ids.itemsize)
+        row = writer.at(0, n, zero, code.sext(expert, _I64) if ids.itemsize < 8 else expert)
+        cells = _cells(writer)
+        with writer.loop(zero, stretches, 1) as s:
+            records = writer.at(1, zero, s, t, u)
+            _add_stretch(writer, form, digits, weights.stretch(row, s), [(records, cells)])
+        writer.write_one(3, writer.at(3, n, zero, t, u), writer.total(_added_up(writer, form, cells)))
+    return MachineCode(writer.end())
+
+
 # --- one row of weights after the other -------------------------------------------------------------------------------
 
 
@@ -165,47 +207,60 @@ def _vector(code: Any, address: Any, at: int) -> Vector:
 
 def _few(form: Form, digits: Digits, tail: int, rows: int, biases: Sequence[Arg], into: DType) -> MachineCode:
     """The kernel of `_bind_few`, which multiplies ``rows`` rows."""
-    record, scalars = digits.record_bytes(form), digits.places * STRETCH
+    record = digits.record_bytes(form)
     operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, 0) for b in biases] + [Operand(into.name, 0)] * rows
     writer = Writer(2, operands)
     code, weights = writer.code, Row(writer, form, tail)
-    zero = writer.number(0.0, "f32")
     with writer.rows() as places:
-        cells = [[writer.cell(zero) for _ in range(3)] for _ in range(rows)]
+        cells = [_cells(writer) for _ in range(rows)]
         with writer.loop(_I64(0), writer.length, 1) as s:
-            vectors, factors = form.decode(weights.stretch(places[0], s))
-            integers = form.integers(code, vectors)
             first = writer.at(1, _I64(0), s)
-            for r, (*sums, rest) in enumerate(cells):
-                x = code.add(first, _I64(r * record))
-                both = factors * _vector(code, x, scalars)
-                if form.groups == 8:
-                    rest.set(rest.get() + both)
-                else:
-                    rest.set(fma(factors, _vector(code, x, scalars + VECTOR_BYTES), rest.get()))
-                for number, (groups, those) in enumerate(_alike(form)):
-
-                    def add(totals: list[Any], digit: int, x: Any = x, those: Sequence[int] = those) -> list[Any]:
-                        for k in those:
-                            at = code.add(x, _I64(digit * STRETCH + k * BYTES))
-                            some = load(code, ir.VectorType(_I8, BYTES), at)
-                            totals = [dot(code, totals[0], integers[k], some, signed=form.signed)]
-                        return totals
-
-                    (total,) = sums_of_products(code, form, digits, add, 1, 4 * len(those))
-                    lanes = ir.Constant(vector_type("i32"), [groups[lane // 4] for lane in range(LANES)])
-                    of_lanes = Vector(code, code.shuffle_vector(both.value, both.value, lanes), "f32")
-                    cell = sums[number % 2]
-                    cell.set(fma(total, of_lanes, cell.get()))
-        totals = []
-        for one, two, rest in cells:
-            beyond = rest.get()
-            if form.groups == 8:
-                upper = ir.Constant(vector_type("bool"), [0] * 8 + [1] * 8)
-                beyond = select(Vector(code, upper, "bool"), beyond, 0.0)
-            totals.append(one.get() + two.get() + beyond)
-        _write_totals(writer, places, totals)
+            at = [code.add(first, _I64(r * record)) for r in range(rows)]
+            _add_stretch(writer, form, digits, weights.stretch(places[0], s), list(zip(at, cells, strict=True)))
+        _write_totals(writer, places, [_added_up(writer, form, of_row) for of_row in cells])
     return MachineCode(writer.end())
+
+
+def _cells(writer: Writer) -> list[Cell]:
+    """The sums of a row of activations: two of products, which do not wait for each other, and one of the rest."""
+    return [writer.cell(writer.number(0.0, "f32")) for _ in range(3)]
+
+
+def _add_stretch(
+    writer: Writer, form: Form, digits: Digits, stretch: Stretch, rows: Sequence[tuple[Any, Sequence[Cell]]]
+) -> None:
+    """Adds the products of a stretch of a row of weights with rows of activations: addresses of records, and sums."""
+    code, scalars = writer.code, digits.places * STRETCH
+    vectors, factors = form.decode(stretch)
+    integers = form.integers(code, vectors)
+    for x, (*sums, rest) in rows:
+        both = factors * _vector(code, x, scalars)
+        if form.groups == 8:
+            rest.set(rest.get() + both)
+        else:
+            rest.set(fma(factors, _vector(code, x, scalars + VECTOR_BYTES), rest.get()))
+        for number, (groups, those) in enumerate(_alike(form)):
+
+            def add(totals: list[Any], digit: int, x: Any = x, those: Sequence[int] = those) -> list[Any]:
+                for k in those:
+                    at = code.add(x, _I64(digit * STRETCH + k * BYTES))
+                    some = load(code, ir.VectorType(_I8, BYTES), at)
+                    totals = [dot(code, totals[0], integers[k], some, signed=form.signed)]
+                return totals
+
+            (total,) = sums_of_products(code, form, digits, add, 1, 4 * len(those))
+            lanes = ir.Constant(vector_type("i32"), [groups[lane // 4] for lane in range(LANES)])
+            of_lanes = Vector(code, code.shuffle_vector(both.value, both.value, lanes), "f32")
+            cell = sums[number % 2]
+            cell.set(fma(total, of_lanes, cell.get()))
+
+
+def _added_up(writer: Writer, form: Form, cells: Sequence[Cell]) -> Vector:
+    one, two, beyond = (cell.get() for cell in cells)
+    if form.groups == 8:
+        upper = ir.Constant(vector_type("bool"), [0] * 8 + [1] * 8)
+        beyond = select(Vector(writer.code, upper, "bool"), beyond, 0.0)
+    return one + two + beyond
 
 
 def _write_totals(writer: Writer, places: Sequence[Any], totals: Sequence[Vector]) -> None:

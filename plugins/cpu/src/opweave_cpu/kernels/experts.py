@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.precision import Precision
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.kernels.indexing import id_check
+from opweave_cpu.kernels.integer_products import TYPES, why_no_integers
 from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED, needs_dense_output
-from opweave_cpu.tiles import Array, compute_dtype, tile_cuts, tile_rows, window
+from opweave_cpu.tiles import Array, compute_dtype, in_turn, tile_cuts, tile_rows, window
+from opweave_cpu.tunables import limit
+
+EXPERT_ROWS: Final = limit("expert_rows", 32, 1, 1 << 12)
+"""Rows for each expert, if all are used alike, up to which each row is multiplied by the integers of its expert; above,
+the weights of an expert are decoded once for all of its rows."""
 
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
@@ -58,6 +66,54 @@ def expert_linear(
         return some
 
     return _bind(op, out, x, w, ids, _tiles(w, ids), convert, scratch)
+
+
+def _why_no_integers(step: Step) -> str | None:
+    w, ids = step.srcs[1], step.srcs[2]
+    reason = why_no_integers(w)
+    if reason is None and not 0 < ids.size <= EXPERT_ROWS.value * w.shape[0]:
+        return f"it takes up to {EXPERT_ROWS.value} rows for each expert"
+    return reason
+
+
+def _integers_workspace(step: Step, precision: Precision) -> Arrays:
+    from opweave_cpu.jit.integer_products import record_bytes
+
+    x, w, _ = step.srcs
+    rows = x.size // w.shape[2]
+    records = {"records": (as_dtype("u8"), (-(-w.shape[2] // 256) * rows * record_bytes(w.dtype, precision),))}
+    return (
+        records if precision == "int8" else {**_blocks_workspace(step), **records, "marks": (as_dtype("u8"), (rows,))}
+    )
+
+
+@KERNELS("expert_linear", dtypes=TYPES, layout="dense", precision="int8", when=_why_no_integers,
+         workspace=partial(_integers_workspace, precision="int8"))  # fmt: skip
+def expert_linear_in_int8(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg
+) -> Call:
+    from opweave_cpu.jit.integer_products import bind_experts
+
+    return in_turn([id_check(ids.view, w.shape[0], op), bind_experts(stream, out, x, w, ids, records)])
+
+
+@KERNELS("expert_linear", dtypes=TYPES, layout="dense", when=_why_no_integers,
+         workspace=partial(_integers_workspace, precision="exact"))  # fmt: skip
+def expert_linear_of_integers(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg, marks: Arg,
+    **scratch: Arg,
+) -> Call:  # fmt: skip
+    from opweave_cpu.jit.integer_products import bind_experts
+
+    in_floats = expert_linear_of_blocks(stream, op, out, x, w, ids, blocks=blocks, **scratch)
+    marked: Array = marks.view
+
+    def multiply_again() -> None:
+        if b"\x01" in marked.tobytes():  # rows of activations that integers cannot represent
+            in_floats()
+
+    product = bind_experts(stream, out, x, w, ids, records, marks)
+    return in_turn([id_check(ids.view, w.shape[0], op), product, multiply_again])
 
 
 def _blocks_workspace(step: Step) -> Arrays:

@@ -15,19 +15,19 @@ from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, in_turn
 from opweave_cpu.tunables import INTEGER_ROWS, limit
 
-__all__ = ["exact_linear_of_integers", "linear_in_int8", "unpacks_integers"]
+__all__ = ["TYPES", "exact_linear_of_integers", "linear_in_int8", "unpacks_integers", "why_no_integers"]
 
 MOST_ROWS: Final = limit("integer_product_rows", 1024, 1, 1 << 14)
 """Rows up to which the activations are kept as integers, all at once, in the workspace."""
 
 _STRETCH: Final = 256
-_TYPES: Final = [as_dtype(name) for name in ("f32", "f16", "bf16", *sorted(BLOCKS))]
+TYPES: Final = [as_dtype(name) for name in ("f32", "f16", "bf16", *sorted(BLOCKS))]
 
 
-def _why_not(step: Step) -> str | None:
-    w = step.srcs[1]
-    if w.dtype.name not in BLOCKS or len(w.shape) != 2:
-        return "the weights are no matrix of a type whose blocks compiled functions read"
+def why_no_integers(w: Arg) -> str | None:
+    """Why no compiled function multiplies by the integers of such weights, in matrices of at least 16 rows."""
+    if w.dtype.name not in BLOCKS:
+        return "the weights are not of a type whose blocks compiled functions read"
     reason = why_not()
     if reason is not None:
         return reason
@@ -35,9 +35,14 @@ def _why_not(step: Step) -> str | None:
 
     if not multiplies_bytes():
         return "the processor has no instructions for products of bytes"
-    if _rows(step) > MOST_ROWS.value or w.shape[0] < 16:
-        return f"it takes at most {MOST_ROWS.value} rows, and weights of at least 16"
-    return None
+    return "the weights have fewer than 16 rows" if w.shape[-2] < 16 else None
+
+
+def _why_not(step: Step) -> str | None:
+    w = step.srcs[1]
+    if len(w.shape) != 2 or _rows(step) > MOST_ROWS.value:
+        return f"it takes at most {MOST_ROWS.value} rows, and a matrix of weights"
+    return why_no_integers(w)
 
 
 def _why_not_exactly(step: Step) -> str | None:
@@ -68,7 +73,7 @@ def _exact_workspace(step: Step) -> Arrays:
 
 
 @KERNELS(
-    "linear", dtypes=_TYPES, layout="dense", precision="int8", when=_why_not,
+    "linear", dtypes=TYPES, layout="dense", precision="int8", when=_why_not,
     workspace=partial(_records, precision="int8"),
 )  # fmt: skip
 def linear_in_int8(
@@ -79,7 +84,7 @@ def linear_in_int8(
     return bind_integer_product(stream, out, x, w, b, records)
 
 
-@KERNELS("linear", dtypes=_TYPES, layout="dense", when=_why_not_exactly, workspace=_exact_workspace)
+@KERNELS("linear", dtypes=TYPES, layout="dense", when=_why_not_exactly, workspace=_exact_workspace)
 def exact_linear_of_integers(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: DType, records: Arg, marks: Arg
 ) -> Call:
