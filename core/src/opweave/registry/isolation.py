@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHILD_SECONDS", "IMPORT_SECONDS", "Death", "Guard", "Loading", "TookTooLong", "call", "crash_of", "guarded",
-    "lock_of", "run_child",
+    "how_it_ended", "lock_of", "run_child",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -311,11 +311,12 @@ def run_child(
         written = out.read()
     began = written.startswith(b"begun\n")
     if how or not (began and written.endswith(b"\nended")):
-        return Death(how or _how(child.returncode), began)
+        return Death(how or how_it_ended(child.returncode), began)
     return written[len(b"begun\n") : -len(b"\nended")]
 
 
-def _how(status: int) -> str:
+def how_it_ended(status: int) -> str:
+    """What the exit status of a process says of its end, in words."""
     if status >= 0:
         return f"it ended the process with exit status {status}"
     from signal import Signals

@@ -16,11 +16,11 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from signal import Signals
 from threading import Thread
 from typing import Any, Final, NamedTuple
 
 from opweave.errors import OpweaveError, UnsupportedOpError
+from opweave.registry.isolation import how_it_ended
 
 __all__ = ["Child", "Outcome", "serve"]
 
@@ -83,7 +83,7 @@ class Child:
             status = process.wait()
             words = self._last_words()
             self.close()
-            return Outcome("crash", f"{_how(status)}{words}")
+            return Outcome("crash", f"{how_it_ended(status)}{words}")
         answer = json.loads(line)
         return Outcome(answer["kind"], answer["reason"], tuple(map(tuple, answer["reached"])), answer["buffers"])
 
@@ -135,15 +135,6 @@ def _read(process: subprocess.Popen[str], lines: SimpleQueue[str]) -> None:
     for line in process.stdout:
         lines.put(line)
     lines.put("")  # the process has ended
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"it ended the process with exit status {status}"
-    try:
-        return f"it crashed with {Signals(-status).name}"
-    except ValueError:
-        return f"it crashed with signal {-status}"
 
 
 # --- in the other process -------------------------------------------------------------------------------------------
