@@ -184,7 +184,7 @@ class _Splitter:
                 found = self.values.spread.get(source)
                 if found is not None and found.axis != SUM:
                     size = source.nbytes << (40 if source.leaf is not None else 0)  # weights must not be gathered
-                    alike = axis is not None and found[2] == axis and found[0] == like[0]
+                    alike = axis is not None and found.axis == axis and found.devices == like[0]
                     alike = alike and found.cuts == _scaled(like[1], like[2], source.shape[axis or 0])
                     fits += size if alike else -size
             if best is None or fits > most:

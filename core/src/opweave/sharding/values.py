@@ -144,7 +144,7 @@ class Values:
         """Part number ``index`` of a tensor cut as ``like``, on that part's device."""
         device, (start, stop) = like.devices[index], like.cuts[index : index + 2]
         found = self.spread.get(tensor)
-        if found is not None and found[0] == like[0] and found[2:4] == like[2:4]:
+        if found is not None and (found.devices, found.axis, found.cuts) == (like.devices, like.axis, like.cuts):
             return found.parts[index]
         if found is not None and found.axis == SUM:
             return self._added(tensor, found, device, (like.axis, start, stop))

@@ -231,7 +231,7 @@ def operands(
 
     def arg(operand: StorageView) -> Arg:
         """The operand where it lies."""
-        known = args[operand[0]]
+        known = args[operand.storage]
         if known is not None and (known[0] is operand or known[0] == operand):
             return known[1]
         storage, offset, dtype, shape, strides = operand

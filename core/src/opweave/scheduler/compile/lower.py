@@ -162,8 +162,8 @@ class _Lowering:
             accesses = [self._access(view.storage, write, view if alone else None) for view, write in views]
         elif action is not None and action.plan is not None and split is not None:
             for item in split.items:
-                reads.update((source[0], None) for source in item[3])
-                writes[item[2][0]] = None
+                reads.update((source.storage, None) for source in item.srcs)
+                writes[item.out.storage] = None
             accesses = [_bytes_of(a.buffer, a.offset, a.size, True) for a in self.scratch.get(split.index, ())]
         accesses += [self._access(storage, False) for storage in reads]
         accesses += [self._access(storage, True) for storage in writes]
@@ -413,8 +413,8 @@ def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set
     leaves: Collection[int] = partition.owners.keys()
     if len(partition.splits) > 1:
         arenas, items = partition.arenas, split.items
-        leaves = {view[0] for item in items for view in item[3] if arenas[view[0]] < 0}
-        leaves |= {item[2][0] for item in items if arenas[item[2][0]] < 0}
+        leaves = {view.storage for item in items for view in item.srcs if arenas[view.storage] < 0}
+        leaves |= {item.out.storage for item in items if arenas[item.out.storage] < 0}
     return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 

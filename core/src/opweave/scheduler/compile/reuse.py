@@ -108,12 +108,12 @@ class EarlierSlot:
         before, fused = self.earlier.partition.splits[k].items, groups.of_split[k]
         if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
             return None
-        if not any(old[4] is new[4] for old, new in zip(before, split.items, strict=True)):
+        if not any(old.support is new.support for old, new in zip(before, split.items, strict=True)):
             return None  # all sizes have changed
         same = self.same
         equal = [
-            old[4] is new[4] and same[new[2][0]] and old[2] == new[2] and old[3] == new[3]
-            and all(same[source[0]] for source in new[3])
+            old.support is new.support and same[new.out.storage] and old.out == new.out and old.srcs == new.srcs
+            and all(same[source.storage] for source in new.srcs)
             for old, new in zip(before, split.items, strict=True)
         ]  # fmt: skip
         if fused is not None:

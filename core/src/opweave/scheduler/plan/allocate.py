@@ -169,7 +169,7 @@ def _workspaces(
     """Target index -> ((split, group), bytes, moment) of every workspace."""
     wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
     for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
-        sizes = [item[4].workspace for item in split.items] if grouped is None else [g.workspace for g in grouped]
+        sizes = [item.support.workspace for item in split.items] if grouped is None else [g.workspace for g in grouped]
         if any(sizes):
             wanted.setdefault(split.target.index, []).extend(
                 [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
@@ -208,7 +208,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
         item = splits[index].items[step]
         taken = _takes_over(item, at, partition, birth, death, fed)
         if taken >= 0:
-            alias[item[2][0]] = alias[taken]
+            alias[item.out.storage] = alias[taken]
     return Lifetimes(birth, death, alias, times)
 
 
@@ -271,12 +271,12 @@ class _Timeline:
             moment += 1
             for index in group:
                 item = items[index]
-                out = item[2][0]
+                out = item.out.storage
                 if birth[out] < 0:
                     birth[out] = moment
                 death[out] = moment
-                for source in item[3]:
-                    death[source[0]] = moment
+                for source in item.srcs:
+                    death[source.storage] = moment
             if len(group) == 1 and items[group[0]].support.inplace:
                 self.inplace.append((moment, split.index, group[0]))
         self.moment = moment
@@ -298,30 +298,30 @@ def _takes_over(
     It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
     lie over it other than element by element.
     """
-    _, node, (out, _, dtype, shape, strides), srcs, _ = item
-    if node is None or node.op is None or birth[out] != at:
+    node, out, srcs = item.node, item.out, item.srcs
+    if node is None or node.op is None or birth[out.storage] != at:
         return -1
     arenas, sizes = partition.arenas, partition.sizes
     for index in node.op.inplace:
         if index >= len(srcs):
             continue
         source = srcs[index]
-        place = source[0]
+        storage = source.storage
         if (
-            death[place] != at
-            or birth[place] == at
-            or arenas[place] != arenas[out]
-            or arenas[place] < 0
-            or source[4] != strides
-            or source[3] != shape
-            or source[2].itemsize != dtype.itemsize
-            or sizes[place] != sizes[out]
-            or place in fed
+            death[storage] != at
+            or birth[storage] == at
+            or arenas[storage] != arenas[out.storage]
+            or arenas[storage] < 0
+            or source.strides != out.strides
+            or source.shape != out.shape
+            or source.dtype.itemsize != out.dtype.itemsize
+            or sizes[storage] != sizes[out.storage]
+            or storage in fed
         ):
             continue
         for k, other in enumerate(srcs):
-            if other[0] == place and k != index and not (node.op.pointwise and other == source):
+            if other.storage == storage and k != index and not (node.op.pointwise and other == source):
                 break
         else:
-            return place
+            return storage
     return -1

@@ -142,7 +142,7 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
         """Have the stream group steps that may share groups."""
         steps, last_reader, unbound = [], asked.last_readers, asked.unbound
         for i in run:
-            out = items[i][2][0]
+            out = items[i].out.storage
             live = arenas[out] < 0 or last_reader.get(out, -1) > split.index
             steps.append(_step(items[i], unbound, live))
         index_of = {id(step): i for i, step in zip(run, steps, strict=True)}
@@ -212,7 +212,7 @@ _STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
 
 def _step(item: SplitStep, unbound: Callable[[StorageView], Arg], live: bool = True) -> Step:
-    return bound_step(item, unbound(item[2]), tuple(map(unbound, item[3])), live=live)
+    return bound_step(item, unbound(item.out), tuple(map(unbound, item.srcs)), live=live)
 
 
 def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
@@ -248,12 +248,12 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
     outside |= {output.storage for output in partition.outputs if output is not None}
     for split, groups in zip(partition.splits, grouped, strict=True):
         if groups is None:
-            outside.update([source[0] for item in split.items for source in item[3]])
+            outside.update([source.storage for item in split.items for source in item.srcs])
             continue
         for group in groups:
             for i in group.items:
-                for source in split.items[i][3]:
-                    storage = source[0]
+                for source in split.items[i].srcs:
+                    storage = source.storage
                     if storage in made:
                         (inside if made[storage] is group else outside).add(storage)
     return inside - outside

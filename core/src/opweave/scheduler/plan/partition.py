@@ -100,11 +100,11 @@ class _Partitioner:
             sources = node.srcs[1:] if op.writes else node.srcs
             if support.rounded:
                 sources = self._rounded(node, support.rounded)
-            packed, repacked = support.packed, support.repacked
+            special_form = support.packed or support.repacked  # of some operand
             operands: list[StorageView] = []
             for source in sources:
                 operand = home.get(source)
-                if operand is None or arenas[operand[0]] != at or packed or (repacked and len(operands) in repacked):
+                if operand is None or special_form or arenas[operand.storage] != at:
                     operand = self._operand(source, target, node, support, len(operands))
                 operands.append(operand)
             split = self.split  # an operand may have begun another one
@@ -233,7 +233,7 @@ class _Partitioner:
             assert self.split is not None
             storage = self.storages.temporary(source.root, nbytes(once, dtype), target.index)
             copied = StorageView(storage, 0, dtype, once, packed)
-            whole = operand if once is shape else StorageView(operand[0], offset, dtype, once, strides)
+            whole = operand if once is shape else StorageView(operand.storage, offset, dtype, once, strides)
             self.split.copies.append(Copy(source, whole, copied, "weight-fetch" if brought else cause, ids))
             self.copied[key] = copied
             self.storages.made_in[storage] = -1
@@ -241,7 +241,7 @@ class _Partitioner:
                 self.fetched_here.append(key)
         if source.base is not None:
             packed = tuple([0 if s == 0 else p for p, s in zip(packed, strides, strict=True)])
-        return StorageView(copied[0], 0, dtype, shape, packed)
+        return StorageView(copied.storage, 0, dtype, shape, packed)
 
     def _gathers(self, node: Tensor, target: Target) -> bool:
         """Whether the pieces of a ``concat`` are copied straight to their places in it: some of them are brought from
