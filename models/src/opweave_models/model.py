@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import numpy as np
 import opweave as ow
 from opweave.errors import BoundsError, FormatError, LifetimeError, UnsupportedOpError
 from opweave.progress import shown
+from opweave.scheduler import PlannedGraph
 from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Pooling
 from opweave_models.decoder import decode
@@ -23,7 +26,7 @@ from opweave_models.placement import Plan, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import Tokenizer, read_tokenizer
 
-__all__ = ["Model", "Session", "Stats", "load"]
+__all__ = ["Model", "Session", "Stats", "load", "planned"]
 
 CHUNK: Final = 512
 """Tokens of a prompt that one step computes: enough for products of matrices, and a bound for temporary values."""
@@ -463,6 +466,30 @@ class Session:
         if self._logits is None:
             raise BoundsError("there is nothing to continue; feed a text first")
         return self._logits
+
+
+@contextmanager
+def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[PlannedGraph]:
+    """The graph of a prompt of ``length`` tokens, or of a text of that many for an encoder, placed on devices without
+    memory: nothing is computed. ``path`` may be the ``config.json`` of a folder. Raises what `open_model` does."""
+    file = open_model(path.parent if path.name == "config.json" else path)
+    config = file.config
+    weights = ow.weights(_quantized(file, None))
+    if config.causal:
+        context = max(length, min(config.context, 4096))
+        windows = [config.window if windowed else None for windowed in config.windowed]
+        cache = ow.KVCache(config.layers, 1, context, config.groups, config.size, "f16", window=windows)
+        batch = cache.feed({cache.join(): [0] * length})
+        tokens, positions, slots, blocks, last = [
+            ow.input(name, getattr(batch, name).shape, "i64")
+            for name in ("tokens", "positions", "slots", "blocks", "last")
+        ]
+        output = decode(config, weights, cache, context, tokens, positions, slots, blocks, last, batch.reach)
+    else:
+        tokens, mask = ow.input("tokens", (1, length), "i64"), ow.input("mask", (1, length), "bool")
+        output = encode(config, weights, tokens, mask, config.pooling)
+    with ow.Scheduler(devices) as scheduler:
+        yield scheduler.partition(output)
 
 
 def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:

@@ -72,7 +72,7 @@ from opweave.registry import FileFormat
 def opweave_formats():
     return [
         FileFormat("acme", (".acme", ".am"), load_weights=lambda path: {"w": path.name}),
-        FileFormat("sealed", (".bin",), load_model=lambda path: path.stem, magic=b"SEAL"),
+        FileFormat("sealed", (".bin",), plan=lambda path, devices, length: path.stem, magic=b"SEAL"),
     ]
 """
 
@@ -91,7 +91,10 @@ class TestFormats:
         found = registry.file_format(tmp_path / "x.ACME")
         assert found.name == "acme"
         assert found.load_weights(tmp_path / "x.ACME") == {"w": "x.ACME"}
-        assert registry.file_format(str(tmp_path / "y.acme")).load_model(tmp_path / "y.acme") == "y"
+        assert registry.file_format(str(tmp_path / "y.acme")).plan(tmp_path / "y.acme", [], 1) == "y"
+        assert registry.model_format(tmp_path / "y.acme").name == "sealed"
+        with pytest.raises(UnknownNameError, match=r"no file format named '\.ACME'"):
+            registry.model_format(tmp_path / "x.ACME")
         with pytest.raises(UnknownNameError, match=r"no file format named '.bin'"):
             registry.file_format(tmp_path / "z.bin")
         with pytest.raises(FileNotFoundError):

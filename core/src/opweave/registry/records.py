@@ -14,6 +14,8 @@ from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unav
 from opweave.registry.naming import canonical
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from opweave.contract.backend import Backend
     from opweave.graph.opdef import OpDef
     from opweave.runtime.device import Device
@@ -112,14 +114,16 @@ class FileFormat(NamedTuple):
         suffixes: file name suffixes, with the dot, in lower case.
         load_weights: reads a file; returns a mapping of names to arrays (or `opweave.Blocks`) for ``ow.weights``.
             ``None``: the format does not contain weights.
-        load_model: reads a model from a file; ``None``: the format does not contain models.
+        plan: of a path, devices or their names, and the length of axes that the model leaves open: a context in which
+            its graph is there as it is placed on them (`opweave.scheduler.PlannedGraph`). ``None``: the format does
+            not contain models.
         magic: the first bytes of such files; if not empty, they decide instead of the suffix.
     """
 
     name: str
     suffixes: tuple[str, ...]
     load_weights: Callable[[Path], Mapping[str, Any]] | None = None
-    load_model: Callable[[Path], Any] | None = None
+    plan: Callable[[Path, Sequence[Any], int], AbstractContextManager[Any]] | None = None
     magic: bytes = b""
 
     def fits(self, path: Path, head: bytes) -> int:

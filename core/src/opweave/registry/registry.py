@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from opweave.concurrency import Lock
@@ -435,6 +436,16 @@ class Registry:
             OSError: the file cannot be read.
         """
         return format_of(path, self.formats())
+
+    def model_format(self, path: str | os.PathLike[str]) -> FileFormat:
+        """As `file_format`, of the formats of models only. A folder is known by its ``config.json``.
+
+        Raises:
+            UnknownNameError: no plugin that is here reads such models.
+            OSError: the file cannot be read.
+        """
+        place = Path(path)
+        return format_of(place / "config.json" if place.is_dir() else place, [f for f in self.formats() if f.plan])
 
     # --- loading ----------------------------------------------------------------------------------------------------
 

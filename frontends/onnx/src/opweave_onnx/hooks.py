@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from opweave.contract import Backend
-from opweave.registry import hookimpl
+from opweave.registry import FileFormat, hookimpl
 
 
 @hookimpl
 def opweave_backends() -> Sequence[Backend]:
     return []
+
+
+@hookimpl
+def opweave_formats() -> Sequence[FileFormat]:
+    return [FileFormat("ONNX", (".onnx",), plan=_planned)]
+
+
+@contextmanager
+def _planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Any]:
+    from opweave_onnx.model import load
+
+    with load(path, devices) as model:
+        axes = {axis: length for value in model.inputs for axis in value.shape or () if isinstance(axis, str)}
+        yield model.plan(model.examples(**axes))
 
 
 @hookimpl

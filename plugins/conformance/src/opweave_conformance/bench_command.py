@@ -17,7 +17,7 @@ from opweave.tools.writable import check_writable
 if TYPE_CHECKING:
     from opweave.contract import Device
 
-__all__ = ["bench"]
+__all__ = ["bench", "second_device"]
 
 
 def bench(
@@ -43,7 +43,7 @@ def bench(
     with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
         registry.REGISTRY.make_devices((name, beside or ""))
         device = registry.REGISTRY.device(name)
-        second = registry.REGISTRY.device(beside) if beside else _second(device)
+        second = registry.REGISTRY.device(beside) if beside else second_device(device)
         task = bar.add_task(device.name, total=None)
 
         def report(what: str, done: int, total: int) -> None:
@@ -61,7 +61,7 @@ def bench(
         print(plain(str(found)))
 
 
-def _second(device: Device) -> Device | None:
+def second_device(device: Device) -> Device | None:
     """The processors of the host, as the fastest backend that is here uses them; ``None`` where they are measured."""
     kinds = [Kind.CPU, Kind.HOST] if device.kind is not Kind.CPU else [Kind.HOST]
     others = [d for kind in kinds for d in registry.REGISTRY.devices() if d.kind is kind and d is not device]

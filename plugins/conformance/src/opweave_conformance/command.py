@@ -81,6 +81,19 @@ def conformance(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page of the results, one HTML file."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--gaps",
+            metavar="MODEL",
+            help="Test nothing: which steps of a model (ONNX, .pt2, GGUF, folder) "
+            "the device refuses, what that costs, and what to declare.",
+        ),
+    ] = None,
+    length: Annotated[
+        int,
+        typer.Option("--length", metavar="N", min=1, help="With --gaps: tokens, or length of open axes."),
+    ] = 16,
     comparing: Annotated[
         bool, typer.Option("--compare", help="Test nothing: a page of several results that --json printed into files.")
     ] = False,
@@ -94,6 +107,9 @@ def conformance(
     name = names[0]
     if html is not None:
         check_writable(html)
+    if model is not None:
+        _show_gaps(name, model, length, beside, as_json, html)
+        return
     leave_out_deadly([name, beside] if beside else [name])
     # Imported here because making the cases takes time.
     from opweave_conformance.expectations import Expectations
@@ -123,6 +139,32 @@ def conformance(
         leave(1)  # the thread that hangs might keep the process alive
     if totals(suite.results)["failed"] or suite.problems():
         raise typer.Exit(1)
+
+
+def _show_gaps(name: str, model: Path, length: int, beside: str, as_json: bool, html: Path | None) -> None:
+    """What a device lacks for a model, which is placed on it before a second device and the host."""
+    from opweave_conformance.bench_command import second_device
+    from opweave_conformance.gaps import gaps
+    from opweave_conformance.report import environment
+
+    with quiet_stdout():
+        known = registry.REGISTRY
+        known.make_devices((name, beside))
+        fmt = known.model_format(model)
+        device = known.device(name)
+        second = known.device(beside) if beside else second_device(device)
+        others = list(dict.fromkeys(d for d in (second, known.device("host")) if d is not None and d is not device))
+        assert fmt.plan is not None
+        with fmt.plan(model, [device, *others], length) as planned:
+            found = gaps(device, planned, model.name)
+    about = environment([device, *others])
+    if html is not None:
+        html.write_text(found.html(**about), encoding="utf-8")
+    if as_json:
+        print_json({"device": found.device, "model": str(model), "taken": found.taken, "steps": found.steps,
+                    "environment": about, "rows": found.dicts()})  # fmt: skip
+    else:
+        print(plain(str(found)))
 
 
 def _compare(files: Sequence[str], html: Path | None) -> None:

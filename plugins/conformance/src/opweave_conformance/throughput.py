@@ -9,20 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from opweave.contract import Arg, Group
 from opweave.errors import OpweaveError, UnsupportedOpError
-from opweave.graph.dtypes import u8
-from opweave.graph.opdef import OPS, SAMPLE_IDS
+from opweave.graph.opdef import OPS
 from opweave.graph.work import work
-from opweave.runtime.host.storage import array_shape
 from opweave.scheduler.explain.page import Report, render
 from opweave.units import human_time
-from opweave_conformance.trial import Trial, step_of
+from opweave_conformance.timing import seconds_of_step
+from opweave_conformance.trial import step_of
 
 if TYPE_CHECKING:
     from opweave.contract import Device
@@ -30,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Rate", "Throughput", "throughput"]
 
-RUNS: Final = (3, 20)
-"""Least and most runs of a node; between them as many as take `SECONDS`."""
-SECONDS: Final = 0.02
 LARGEST: Final = 64 << 20
 """Bytes that a node reads and writes at most, unless all of its samples are larger."""
 
@@ -190,40 +182,12 @@ def _of_limit(row: Rate, bandwidth: float, peaks: dict[str, float]) -> float | N
 
 
 def _seconds_or_none(device: Device, node: Tensor) -> float | None:
-    if device.why_not(step_of(node)) is not None:
-        return None
     try:
         return _seconds(device, node)
-    except OpweaveError:  # what is compared with may fail: it is not what is measured
+    except OpweaveError:  # what is compared with may lack it, or fail: it is not what is measured
         return None
 
 
 def _seconds(device: Device, node: Tensor) -> float:
-    """The least seconds of a plan of the node alone, from its start to its end."""
-    leaves = {source.memory: _values(source.memory) for source in node.srcs}
-    with device.open() as stream, Trial(stream, node, leaves) as trial:
-        step, _ = trial.place()
-        (group,) = stream.fuse([step_of(node)])
-        size = group.workspace
-        scratch = Arg(trial.alloc(size), 0, u8, (size,), (1,)) if size else None
-        plan = stream.compile([Group((step,), size, scratch)])
-        times: list[float] = []
-        try:
-            while len(times) <= RUNS[0] or (len(times) <= RUNS[1] and sum(times) < SECONDS):
-                start = perf_counter()
-                plan.run()
-                stream.synchronize()
-                times.append(perf_counter() - start)
-        finally:
-            plan.close()
-    return min(times[1:])
-
-
-def _values(leaf: Tensor) -> np.ndarray[Any, Any]:
-    """Values that are valid in every operation: 1/2, ids that exist, blocks of zeros."""
-    shape = array_shape(leaf.shape, leaf.dtype)
-    if leaf.dtype.is_float:
-        return np.full(shape, 0.5, leaf.dtype.numpy)
-    if leaf.dtype.is_integer:
-        return (np.arange(leaf.size) % SAMPLE_IDS).astype(leaf.dtype.numpy).reshape(shape)
-    return np.zeros(shape, leaf.dtype.numpy)
+    assert node.signature is not None
+    return seconds_of_step(device, node.signature)

@@ -160,7 +160,7 @@ class Trial:
         for buffer in self._buffers:
             buffer.free()
 
-    def alloc(self, size: int) -> Buffer:
+    def _alloc(self, size: int) -> Buffer:
         buffer = self.device.alloc(size)
         self._buffers.append(buffer)
         return buffer
@@ -191,12 +191,12 @@ class Trial:
         for leaf, values in self.leaves.items():
             image = self._image(values.nbytes)
             image[self.guard : self.guard + values.nbytes] = values.reshape(-1).view(np.uint8)
-            buffer = self.alloc(image.size)
+            buffer = self._alloc(image.size)
             buffer.upload(0, image)
             places[leaf], before[buffer] = (buffer, self.guard), (leaf.name, image)
         out = None
         if not self.writes:
-            buffer = self.alloc(self.guard * 2 + self.node.nbytes)
+            buffer = self._alloc(self.guard * 2 + self.node.nbytes)
             buffer.fill(GUARD_BYTE)
             before[buffer] = "", self._image(self.node.nbytes)
             out = Arg(buffer, self.guard, self.node.dtype, self.node.shape, self.node.strides, None, 0)
@@ -273,7 +273,7 @@ class Trial:
         self._scratch_at = at
         at = round_up(at + workspace, self.guard) + self.guard
         if self._arena is None:
-            self._arena = self.alloc(at)
+            self._arena = self._alloc(at)
         self._contents = np.full(at, GUARD_BYTE, np.uint8)
         for leaf, values in self.leaves.items():
             start = offsets.get(leaf)
