@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
 
-__all__ = ["Exchange", "Exchanges", "backend_collectives", "links_of", "plan_exchanges"]
+__all__ = ["Exchange", "backend_collectives", "links_of", "plan_exchanges"]
 
 MOST_DEVICES: Final = 3
 """At most this many devices add whole partial sums in each other's memory. Each of them reads as many values as there
@@ -51,18 +51,6 @@ class Exchange(NamedTuple):
     together: tuple[Tensor | None, ...] = ()
     targets: tuple[Target, ...] = ()
     sends: bool = False
-
-
-class Exchanges(NamedTuple):
-    """What `plan_exchanges` decides.
-
-    Attributes:
-        ends: node -> the exchange that computes it.
-        absorbed: nodes that are not computed by themselves, because an exchange includes them.
-    """
-
-    ends: Mapping[Tensor, Exchange]
-    absorbed: Collection[Tensor]
 
 
 def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
@@ -130,9 +118,11 @@ def backend_collectives(
     return (found, support) if support.order == "shards" or same or rough else None
 
 
-def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[Tensor]) -> Exchanges:
-    """Which nodes of a graph with weights in shards are computed by an exchange, and not by the graph's own nodes.
-    Observed ones, and those whose memory the caller decided, are computed as they are."""
+def plan_exchanges(
+    source: Source, assignment: Assignment, observed: Collection[Tensor]
+) -> tuple[Mapping[Tensor, Exchange], Collection[Tensor]]:
+    """The nodes of a graph with weights in shards that an exchange computes, and those that are not computed by
+    themselves, because an exchange includes them. Observed ones, and those whose memory the caller decided, stay."""
     known, fixed = source.collectives, {*source.placed, *observed}
     by_name = {target.name: target for target in assignment.targets}
     ends: dict[Tensor, Exchange] = {}
@@ -157,7 +147,7 @@ def plan_exchanges(source: Source, assignment: Assignment, observed: Collection[
                 ends[end] = exchange
     for group in groups.values():
         _join(group, ends, known)
-    return Exchanges(ends, _absorbed(source.graph, {end: known[end] for end in ends}))
+    return ends, _absorbed(source.graph, {end: known[end] for end in ends})
 
 
 def _home(root: Tensor, assignment: Assignment) -> Target | None:

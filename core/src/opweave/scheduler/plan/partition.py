@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["partition"]
 
-NO_EXCHANGES: Final[tuple[Mapping[Tensor, Exchange], Collection[Tensor]]] = ({}, ())
-"""Of graphs that read no weights in shards."""
-
 
 def partition(source: Source, assignment: Assignment, observed: Collection[Tensor] = ()) -> Partition:
     """Cut the graph at every change of device and after every observed node, and find what must be copied where.
@@ -66,18 +63,19 @@ class _Partitioner:
         self.fetched_here: list[object] = []  # keys in `copied` that end with the current split
         self.opened = 0  # the first storage that the current split may have made
         self.packers: dict[object, Support | None] = {}
-        self.exchanges: tuple[Mapping[Tensor, Exchange], Collection[Tensor]] = NO_EXCHANGES
+        self.exchanges: Mapping[Tensor, Exchange] = {}
+        self.absorbed: Collection[Tensor] = ()
         if source.collectives:
             from opweave.scheduler.plan.collectives import plan_exchanges  # most graphs read no weights in shards
 
-            self.exchanges = plan_exchanges(source, assignment, observed)
+            self.exchanges, self.absorbed = plan_exchanges(source, assignment, observed)
         self.sent: dict[tuple[Tensor, Tensor], StorageView] = {}  # end of a collective and term -> the copy it got
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
         home, sizes, arenas, names = self.storages.home, self.storages.sizes, self.storages.arenas, self.storages.names
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
-        targets, placed, fetched, exchanged = self.targets, self.placed, self.fetched, self.exchanges[0]
+        targets, placed, fetched, exchanged = self.targets, self.placed, self.fetched, self.exchanges
         for node in self.graph.nodes:
             if node.base is not None or 0 in node.shape:
                 continue
@@ -273,10 +271,9 @@ class _Partitioner:
 
     def _is_exchanged(self, node: Tensor) -> bool:
         """Whether an exchange between devices computes a node or includes it; the copies of the former are added."""
-        exchanged, absorbed = self.exchanges
-        exchange = exchanged.get(node)
-        if exchange is None or node in absorbed:
-            return node in absorbed
+        exchange = self.exchanges.get(node)
+        if exchange is None or node in self.absorbed:
+            return node in self.absorbed
         if not exchange.together:
             self._share(node, exchange, self.targets[self.target_of[node]])
         elif node not in self.storages.home:
@@ -304,7 +301,7 @@ class _Partitioner:
         what, provider = exchange.what, exchange.provider
         ends = [
             (node, other.what.terms)
-            for node, other in self.exchanges[0].items()
+            for node, other in self.exchanges.items()
             if other.sends and (other.what.kind, other.what.of, other.what.parts) == (what.kind, what.of, what.parts)
         ]
         for i, source in enumerate(exchange.targets):
