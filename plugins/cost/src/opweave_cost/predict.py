@@ -12,17 +12,16 @@ from opweave.runtime.host.cores import usable_cores
 from opweave.scheduler.place.prediction import MemoryUse, Prediction
 from opweave.scheduler.plan.allocate import allocate, memory_use
 from opweave.scheduler.plan.fuse import unfused
-from opweave.scheduler.plan.splits import where_lies
 from opweave_cost.cost_model import CostModel
 from opweave_cost.store import profile
 
 if TYPE_CHECKING:
-    from opweave.contract import Device
+    from opweave.contract import Device, MemorySpace
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition, Split, StorageView
 
-__all__ = ["memory_of", "predict", "queues", "room_of"]
+__all__ = ["memory_of", "predict", "queues", "room_of", "where_lies"]
 
 
 def predict(partition: Partition, model: CostModel | None = None, *, memory: bool = True) -> Prediction:
@@ -179,3 +178,17 @@ def memory_of(partition: Partition) -> dict[str, MemoryUse]:
         planned = 0 if chunks is None else chunks.nbytes
         temporaries[target.index] = round_up(planned, target.buffer_type.alignment)
     return memory_use(partition, temporaries)
+
+
+def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
+    """The device and the space of the memory that an operand lies in."""
+    arena = partition.arenas[operand.storage]
+    if arena >= 0:
+        target = partition.assignment.targets[arena]
+        return target.device, target.space
+    tensor, space = partition.owners[operand.storage]
+    leaf = tensor.leaf
+    if leaf is not None and leaf.placement is not None:
+        return leaf.placement.buffer.device, space
+    owner = next((target.device for target in partition.assignment.targets if target.space is space), None)
+    return owner, space

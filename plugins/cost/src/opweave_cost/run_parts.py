@@ -21,9 +21,9 @@ from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
 from opweave.scheduler.explain.report import where
-from opweave.scheduler.plan.splits import where_lies
 from opweave.tracing import TRACE
 from opweave_cost.cost_model import CostModel
+from opweave_cost.predict import where_lies
 from opweave_cost.run_profile import RunProfile, RunRow
 from opweave_cost.store import profile
 

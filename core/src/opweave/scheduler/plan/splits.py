@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
-    from opweave.runtime.device import Device
     from opweave.runtime.memory import BufferType
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Support, Target
 
-__all__ = ["COPY_CAUSES", "Copy", "Partition", "Split", "SplitStep", "StorageView", "where_lies"]
+__all__ = ["COPY_CAUSES", "Copy", "Partition", "Split", "SplitStep", "StorageView"]
 
 COPY_CAUSES: Final[dict[str, str]] = {
     "transfer": "the value lies in memory that the device does not reach",
@@ -215,17 +214,3 @@ class Partition:
     def copies(self) -> list[Copy]:
         """Every copy of a run, write-backs included."""
         return [c for s in self.splits for c in (*s.copies, *s.write_backs)]
-
-
-def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
-    """The device and the space of the memory that an operand lies in."""
-    arena = partition.arenas[operand.storage]
-    if arena >= 0:
-        target = partition.assignment.targets[arena]
-        return target.device, target.space
-    tensor, space = partition.owners[operand.storage]
-    leaf = tensor.leaf
-    if leaf is not None and leaf.placement is not None:
-        return leaf.placement.buffer.device, space
-    owner = next((target.device for target in partition.assignment.targets if target.space is space), None)
-    return owner, space
