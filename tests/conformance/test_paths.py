@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Sequence
+from importlib import import_module
+from textwrap import dedent
 from typing import Final
 
 import numpy as np
@@ -10,25 +14,30 @@ import pytest
 
 from opweave.contract import NEVER, Backend, Device, Kind, Limit, Stream, Tunable
 from opweave.contract.kernels import KernelTable
-from opweave.contract.tunable import limits_read
 from opweave.errors import PluginError
 from opweave.registry import Registry
 from opweave.runtime.host.memory import HostMemory
 from opweave_conformance.cases import CASES
 from opweave_conformance.cases.long_operands import LONG_CASES
 from opweave_conformance.check import run_case
+from opweave_conformance.decisions import decisions
 from opweave_conformance.levels import paths
+from opweave_conformance.report import paths as taken
 from opweave_conformance.suite import Suite
 
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
 def test_values_of_a_limit_are_the_ends_of_what_makes_sense_and_of_what_is_right():
-    assert Limit("rows", 8, 2, 64).values() == {"1": 1, "smallest": 2, "largest": 64, "never": NEVER}
-    assert Limit("rows", 8, 1, 64).values() == {"1": 1, "largest": 64, "never": NEVER}
-    assert Limit("rows", 8, 4, 16, bounds=(4, 16)).values() == {"1": 4, "largest": 16}
+    assert Limit("rows", 8, 2, 64).values() == {"1": 1, "smallest": 2, "few": 13, "largest": 64, "never": NEVER}
+    assert Limit("rows", 8, 1, 64).values() == {"1": 1, "few": 13, "largest": 64, "never": NEVER}
+    assert Limit("rows", 8, 4, 12, bounds=(4, 12)).values() == {"1": 4, "few": 12}
     tunable = Tunable("rows", 8, (4, 8, 32), list)
     assert (tunable.smallest, tunable.largest) == (4, 32)
+
+
+def test_a_choice_between_few_ways_takes_each_of_them():
+    assert Limit("way", 3, 1, 3, bounds=(1, 3)).values() == {"1": 1, "2": 2, "3": 3}
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (4, 1, 3), (1, 5, 3), (True, 1, 2), (2.0, 1, 3)])
@@ -42,12 +51,49 @@ def test_numbers_that_are_none_or_in_no_order_are_refused(numbers):
 
 def test_reads_are_collected_where_somebody_asks():
     rows, columns = Limit("rows", 8, 1, 64), Limit("columns", 8, 1, 64)
-    with limits_read() as read:
+    with decisions() as found:
         assert rows.value == 8
         with columns.at(3):
             pass
     assert columns.value == 8
-    assert read == {rows}
+    assert list(found) == ["rows"]
+
+
+@pytest.mark.parametrize(
+    ("decide", "number", "side"),
+    [
+        (operator.ge, 7, "below"), (operator.ge, 8, "above"), (operator.gt, 8, "below"), (operator.gt, 9, "above"),
+        (operator.lt, 7, "below"), (operator.lt, 8, "above"), (operator.le, 8, "below"), (operator.le, 9, "above"),
+        (min, 5, "below"), (min, 50, "above"), (operator.floordiv, 8, "below"), (operator.floordiv, -9, "above"),
+        (lambda number, limit: number > limit // 2, 4, "below"),
+        (lambda number, limit: number < 2 * limit, 16, "above"),
+    ],
+)  # fmt: skip
+def test_sides_that_comparisons_take_are_noted(decide, number, side):
+    with decisions() as found:
+        decided = decide(number, Limit("rows", 8, 1, 64).value), decide(number, 8)
+    assert decided[0] == decided[1]
+    assert found == {"rows": {side: 1}}
+
+
+@pytest.mark.parametrize(("compare", "side"), [(operator.gt, "below"), (operator.le, "above")])
+def test_sides_are_noted_whichever_number_stands_first(compare, side):
+    with decisions() as found:
+        compare(Limit("rows", 8, 1, 64).value, 8 if side == "above" else 7)
+    assert found == {"rows": {side: 1}}
+
+
+def test_of_two_limits_that_are_compared_both_note_their_sides():
+    with decisions() as found:
+        assert max(Limit("rows", 8, 1, 64).value, Limit("columns", 16, 1, 64).value) == 16
+    assert found == {"rows": {"above": 1}, "columns": {"below": 1}}
+
+
+def test_a_limit_that_is_only_computed_with_has_no_side():
+    with decisions() as found:
+        assert f"{Limit('rows', 8, 1, 64).value}" == "8"
+        assert list(range(0, 16, Limit("columns", 8, 1, 64).value)) == [0, 8]
+    assert found == {"rows": {}, "columns": {}}
 
 
 def test_what_was_made_under_another_value_is_not_used():
@@ -137,8 +183,8 @@ def checked(device: Device, pattern: str, monkeypatch: pytest.MonkeyPatch, *ops:
 
 def test_a_device_that_is_right_passes(monkeypatch):
     assert checked(Unit(), "path-*", monkeypatch, "sum") == {
-        "path-row_part-1": "passed", "path-row_part-largest": "passed", "path-row_part-never": "passed",
-        "path-row_part-smallest": "skipped", **{f"path-all-{value}": "passed" for value in paths.VALUES},
+        "path-row_part-1": "passed", "path-row_part-few": "passed", "path-row_part-largest": "passed",
+        "path-row_part-never": "passed", **{f"path-all-{value}": "passed" for value in paths.VALUES},
     }  # fmt: skip
     assert PARTS.value == PARTS.default
 
@@ -163,6 +209,36 @@ def test_a_limit_that_no_case_reads_fails(monkeypatch):
     assert found["path-unread-1"] == (
         "failed: no case of the suite reads the limit unread: none of its ways through a kernel is tried"
     )
+
+
+def test_the_report_tells_the_sides_and_a_side_that_no_case_takes(monkeypatch):
+    class OneSided(Unit):
+        limits = (PARTS, Limit("unreached", 1 << 20, 1 << 19, NEVER, bounds=(1 << 19, NEVER)))
+
+    device = OneSided()
+
+    @OneSided.kernels("max", when=lambda step: None)
+    def largest(stream: Stream, op: str, out, x, *, axes):
+        assert x.size < stream.device.limits[1].value
+        return lambda: np.copyto(out.view, x.view.max(tuple(axes)))
+
+    class Acme(Backend):
+        def devices(self):
+            return [device]
+
+    registry = Registry(environ={}, search=[])
+    registry.register(Acme)
+    monkeypatch.setattr(paths, "CASES", tuple(case for case in CASES if case.op in ("sum", "max")))
+    suite = Suite("acme", only=["path-row_part-*", "path-unreached-*"], using=registry)
+    for item in suite.items:
+        suite.perform(item)
+    found = taken(suite.results)[device.name]
+    sides = {limit: {op: set(counts) for op, counts in ops.items()} for limit, ops in found.items()}
+    assert sides == {"row_part": {"sum": {"below", "above"}}, "unreached": {"max": {"below"}}}
+    assert suite.problems() == [], "whoever chooses checks is not told about the others"
+    monkeypatch.setattr(suite, "only", ())
+    expected = f"{device.name}: no case of the suite reaches the way of its kernels above the limit unreached"
+    assert suite.problems()[-1] == expected
 
 
 # --- the device of this project that is many programs ---------------------------------------------------------------
@@ -260,6 +336,53 @@ def test_faults_planted_in_the_source_of_kernels_are_found_on_small_operands(fau
     monkeypatch.setattr(device.programs, "build", build_wrong)
     (found,) = checked(device, check, monkeypatch, op).values()
     assert any(planted), "the source has changed"
+    assert found.startswith("failed: with "), found
+
+
+# --- kernels in torch's operations ----------------------------------------------------------------------------------
+
+TORCH_FAULTS: Final = {
+    "the last part of a row is cut off": (
+        "path-norm_part-few", "l2_norm", "normalization", "euclidean",
+        "norm(rest, each[..., -1])", "each[..., -1].zero_",
+    ),
+    "each part is treated as a row": (
+        "path-norm_part-1", "l2_norm", "normalization", "euclidean",
+        "norm(each, norms.squeeze(-1))", "partial(norms.copy_, each[..., -1:])",
+    ),
+    "partial sums are added up, not their squares": (
+        "path-norm_part-1", "rms_norm", "normalization", "euclidean",
+        "norm(each, norms.squeeze(-1))", "partial(torch.sum, each, -1, out=norms.squeeze(-1))",
+    ),
+    "the tail of an axis is lost": (
+        "path-attention_scores-few", "attention", "attention", "boxes",
+        "range(0, lengths[0], step)", "range(0, lengths[0] - step + 1, step)",
+    ),
+    "the mask of the last vector is off by one": (
+        "path-call_scores-1", "attention", "attention", "_Tiling.bind",
+        "torch.arange(keys - tokens, keys,", "torch.arange(keys - tokens + 1, keys + 1,",
+    ),
+}  # fmt: skip
+"""What is wrong -> the check that finds it, the operation, the module and the function, and what its source has instead
+of what."""
+
+
+@pytest.mark.parametrize("fault", TORCH_FAULTS)
+def test_faults_planted_in_kernels_of_torch_are_found_on_small_operands(fault, monkeypatch):
+    pytest.importorskip("opweave_torch", reason="not installed")
+    from opweave_torch.device import TorchCpuDevice
+
+    check, op, name, function, right_text, wrong_text = TORCH_FAULTS[fault]
+    module = import_module(f"opweave_torch.kernels.{name}")
+    assert checked(TorchCpuDevice(), check, monkeypatch, op) == {check: "passed"}
+    owner, _, last = function.rpartition(".")
+    target = getattr(module, owner) if owner else module
+    text = dedent(inspect.getsource(getattr(target, last)))
+    assert right_text in text, "the source has changed"
+    names = dict(vars(module))
+    exec(compile(f"from __future__ import annotations\n{text.replace(right_text, wrong_text)}", name, "exec"), names)
+    monkeypatch.setattr(target, last, names[last])
+    (found,) = checked(TorchCpuDevice(), check, monkeypatch, op).values()
     assert found.startswith("failed: with "), found
 
 

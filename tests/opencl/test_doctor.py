@@ -9,7 +9,7 @@ def test_a_cache_that_cannot_be_written_is_slow(monkeypatch, tmp_path):
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
     monkeypatch.setenv("OPWEAVE_OPENCL_CACHE", str(tmp_path / "cache"))
     (found,) = opweave_doctor(devices=[])
-    assert (found.status, found.message) == ("ok", f"kept in {tmp_path / 'cache'}")
+    assert (found.status, found.message) == ("ok", f"kept in {tmp_path / 'cache'}, at most 256 MiB")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPWEAVE_OPENCL_CACHE", str(tmp_path / "file"))
     (found,) = opweave_doctor(devices=[])

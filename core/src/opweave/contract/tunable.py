@@ -44,7 +44,7 @@ class Limit:
 
     version: ClassVar[int] = 0
     """How often a limit has been set in this process; part of the key of what `Stream.artefact` keeps."""
-    _reads: ClassVar[set[Limit] | None] = None
+    _observer: ClassVar[Callable[[Limit, int], int] | None] = None
 
     def __init__(
         self, name: str, default: int, smallest: int, largest: int, *, bounds: tuple[int, int] = (1, NEVER)
@@ -64,9 +64,7 @@ class Limit:
     @property
     def value(self) -> int:
         """The number in force."""
-        if Limit._reads is not None:
-            Limit._reads.add(self)
-        return self._value
+        return self._value if Limit._observer is None else Limit._observer(self, self._value)
 
     @value.setter
     def value(self, value: int) -> None:
@@ -74,16 +72,30 @@ class Limit:
         Limit.version += 1
 
     def values(self) -> dict[str, int]:
-        """What the conformance suite sets it to, each once: 1, the smallest and the largest value that make sense, and
-        `NEVER`, or the bounds where these are narrower."""
+        """What the conformance suite sets it to, each once: 1, the smallest value that makes sense, 13, which divides
+        few sizes, the largest value that makes sense, and `NEVER`, or the bounds where these are narrower; of a choice
+        between no more than eight ways, all of them, each named by its number."""
         least, most = self.bounds
-        wanted = {"1": 1, "smallest": self.smallest, "largest": self.largest, "never": NEVER}
+        if most - least < 8:
+            return {str(value): value for value in range(least, most + 1)}
+        wanted = {"1": 1, "smallest": self.smallest, "few": 13, "largest": self.largest, "never": NEVER}
         found: dict[str, int] = {}
         for name, value in wanted.items():
             value = min(max(value, least), most)
             if value not in found.values():
                 found[name] = value
         return found
+
+    @staticmethod
+    @contextmanager
+    def observed(observer: Callable[[Limit, int], int]) -> Iterator[None]:
+        """A ``with`` block in which a limit that is read, in any thread, is what ``observer`` returns for it and its
+        value: the conformance suite counts reads, and on which side of a limit numbers lie."""
+        before, Limit._observer = Limit._observer, observer
+        try:
+            yield
+        finally:
+            Limit._observer = before
 
     @contextmanager
     def at(self, value: int) -> Iterator[None]:
@@ -120,16 +132,6 @@ class Limits:
 
     def __iter__(self) -> Iterator[Limit]:
         return iter(self._declared)
-
-
-@contextmanager
-def limits_read() -> Iterator[set[Limit]]:
-    """A ``with`` block that collects the limits that are read in it, in any thread."""
-    before, Limit._reads = Limit._reads, set()
-    try:
-        yield Limit._reads
-    finally:
-        Limit._reads = before
 
 
 class Tunable(Limit):

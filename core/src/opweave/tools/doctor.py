@@ -14,6 +14,7 @@ from opweave.registry.measured import FOLDER, cache
 from opweave.runtime.device import Device
 from opweave.runtime.host.cache import FileCache
 from opweave.runtime.host.cores import Cores, usable_cores
+from opweave.runtime.stream import ARTEFACTS_KEPT
 
 if TYPE_CHECKING:
     from opweave.registry import PluginRecord, Registry
@@ -53,6 +54,9 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
             yield Diagnosis(f"cancelling on {device.name}", "ok", message)
         if device.tunables:
             yield tunables_diagnosis(device)
+        if device.artefacts:
+            message = f"{len(device.artefacts)} of at most {ARTEFACTS_KEPT} in memory, beside those of open programs"
+            yield Diagnosis(f"what {device.name} compiled", "ok", message)
     for name, value in sorted(os.environ.items()):
         if name.startswith("OPWEAVE_"):
             yield Diagnosis("variable", "ok", f"{name}={value} is set")
@@ -128,7 +132,7 @@ def cache_diagnosis(about: str, kept: FileCache, variable: str, else_: str) -> D
     """
     why = kept.why_not_writable()
     if why is None:
-        return Diagnosis(about, "ok", f"kept in {kept.folder}")
+        return Diagnosis(about, "ok", f"kept in {kept.folder}, at most {kept.limit >> 20:,} MiB")
     remedy = f"unset {variable}" if kept.folder is None else f"export {variable}=FOLDER, one that can be written"
     where = f"{kept.folder}: " if kept.folder is not None else ""
     return Diagnosis(about, "slow", f"{where}{why}: {else_}", remedy)

@@ -67,6 +67,9 @@ def conformance(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
     ] = 60,
+    show_paths: Annotated[
+        bool, typer.Option("--paths", help="Which ways of its kernels ran: both sides of each limit, by operation.")
+    ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -134,7 +137,7 @@ def conformance(
     if as_json:
         print_json(document(suite, core_version()))
     else:
-        _print(suite, perf_counter() - start)
+        _print(suite, perf_counter() - start, show_paths=show_paths)
     if suite.hung:
         leave(1)  # the thread that hangs might keep the process alive
     if totals(suite.results)["failed"] or suite.problems():
@@ -206,7 +209,7 @@ def _note(line: str) -> None:
 # --- printing -------------------------------------------------------------------------------------------------------
 
 
-def _print(suite: Suite, seconds: float) -> None:
+def _print(suite: Suite, seconds: float, *, show_paths: bool) -> None:
     from opweave_conformance.levels import LEVELS
     from opweave_conformance.report import failures, matrix, refusals, totals
 
@@ -222,6 +225,8 @@ def _print(suite: Suite, seconds: float) -> None:
         console.print()
         _print_matrix(console, cells)
     _print_next(console, refusals(suite.results))
+    if show_paths:
+        _print_paths(console, suite)
     failed = failures(suite.results)
     if failed:
         console.print()
@@ -239,6 +244,20 @@ def _print(suite: Suite, seconds: float) -> None:
         console.print(Text(problem, "red"))
     of = f", {len(suite.results):,} of {len(suite.items):,} checks" if suite.sample else ""
     console.print(_counted("", dict(totals(suite.results))), Text(f"in {seconds:.1f} s, seed {suite.seed}{of}"))
+
+
+def _print_paths(console: Console, suite: Suite) -> None:
+    from opweave_conformance.report import paths
+
+    for device, limits in paths(suite.results).items():
+        table = Table("limit", "operation", "below", "above", title=f"Ways of the kernels of {device}", box=None)
+        for limit, ops in limits.items():
+            for op, sides in ops.items():
+                # Neither side: the kernel computes with the limit, or its source in another language reads it.
+                counts = [str(sides.get("below", 0)), str(sides.get("above", 0))] if sides else ["set", "set"]
+                table.add_row(limit, op, *counts)
+        console.print()
+        console.print(table)
 
 
 _COLOURS = {"passed": "green", "failed": "bold red", "xfailed": "yellow"}

@@ -15,6 +15,7 @@ import numpy as np
 
 from opweave.graph.dtypes import DTYPES
 from opweave.runtime.host.processor import cpu_name
+from opweave_conformance.decisions import Side, merge
 from opweave_conformance.levels import LEVELS
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from opweave_conformance.result import Result
     from opweave_conformance.suite import Suite
 
-__all__ = ["Cell", "Refusal", "as_json", "environment", "failures", "matrix", "refusals", "totals"]
+__all__ = [
+    "Cell", "Refusal", "as_json", "environment", "failures", "matrix", "one_sided", "paths", "refusals", "totals",
+]  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -83,6 +86,30 @@ def refusals(results: Iterable[Result]) -> list[Refusal]:
     return sorted(found, key=lambda r: (r.refused < r.cases, -r.refused, r.op))
 
 
+Paths = dict[str, dict[str, dict[Side, int]]]
+"""By the name of a limit and of an operation that reads it: how often its kernels took each side of the limit."""
+
+
+def paths(results: Iterable[Result]) -> dict[str, Paths]:
+    """By device: which paths of which kernels ran."""
+    found: dict[str, Paths] = {}
+    for o in results:
+        if o.paths:
+            limit = o.id.removeprefix("path-").rpartition("-")[0]
+            merge(found.setdefault(o.device, {}).setdefault(limit, {}), o.paths)
+    return found
+
+
+def one_sided(found: Paths) -> dict[str, Side]:
+    """The limits that decided, always for the same side, with the one that no kernel took."""
+    result: dict[str, Side] = {}
+    for limit, ops in found.items():
+        taken = {side for sides in ops.values() for side, count in sides.items() if count}
+        if len(taken) == 1:
+            result[limit] = "below" if "above" in taken else "above"
+    return result
+
+
 def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> dict[str, Any]:
     """The run as one JSON document."""
     problems = suite.problems(filtered)
@@ -103,12 +130,14 @@ def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> 
         "totals": dict(counts),
         "problems": problems,
         "next": [refusal._asdict() for refusal in refusals(suite.results)],
+        "paths": paths(suite.results),
         "results": [_result(o) for o in suite.results],
     }
 
 
 def _result(o: Result) -> dict[str, Any]:
     row = o._asdict()
+    del row["paths"]  # they are told for each limit
     for name in ("nmse", "error"):
         # JSON knows no NaN and no infinity.
         row[name] = row[name] if math.isfinite(row[name]) else None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from opweave_conformance.decisions import Side
 
 __all__ = ["Result", "Status"]
 
@@ -23,6 +27,7 @@ class Result(NamedTuple):
         name: ``id``, preceded by the device's name if several devices are tested.
         device: name of the device that was tested.
         repeat: the command that performs this check alone.
+        paths: of a check of a limit, by operation: how often its kernels took each side of the limit.
     """
 
     status: Status
@@ -36,6 +41,7 @@ class Result(NamedTuple):
     name: str = ""
     device: str = ""
     repeat: str = ""
+    paths: Mapping[str, Mapping[Side, int]] = {}
 
     def __bool__(self) -> bool:
         """Whether the device conforms: its result is correct, or it refused the case."""

@@ -21,6 +21,7 @@ from opweave_conformance.levels import CHECKS, LEVELS
 from opweave_conformance.levels.beside import checks_with
 from opweave_conformance.levels.operations import third_party_checks
 from opweave_conformance.levels.paths import path_checks
+from opweave_conformance.report import one_sided, paths
 from opweave_conformance.result import Result
 from opweave_conformance.watch import HANGS, SECONDS, within
 
@@ -192,5 +193,10 @@ class Suite:
                 if not any(o.status in ("passed", "failed", "xfailed") for o in cases):
                     found.append(f"{device.name} ran none of the {len(cases)} cases")
         if not (self.filtered if filtered is None else filtered or self.filtered):
+            for name, limits in paths(self.results).items():
+                found += [
+                    f"{name}: no case of the suite reaches the way of its kernels {side} the limit {limit}"
+                    for limit, side in one_sided(limits).items()
+                ]
             found += [f"the pattern {p!r} matches nothing; remove it" for p in self.expectations.unmatched()]
         return found

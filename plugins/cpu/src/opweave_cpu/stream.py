@@ -12,7 +12,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Device, Step, Stream
 from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
-from opweave_cpu.threads import CURRENT, THREADS, set_up_numpy
+from opweave_cpu.threads import CURRENT, MOST, THREADS, set_up_numpy
 
 __all__ = ["CpuStream"]
 
@@ -39,7 +39,7 @@ class CpuStream(Stream):
     @property
     def threads(self) -> int:
         """How many threads its work uses."""
-        return self._threads or THREADS.default or THREADS.cores
+        return self._threads or THREADS.default or max(THREADS.cores, MOST.value)
 
     def keep_context(self) -> None:
         """From now on run calls with the caller's context variables, which a Python function among them may read."""

@@ -12,8 +12,9 @@ import numpy as np
 from opweave.concurrency import Lock
 from opweave.runtime.host.cores import usable_cores
 from opweave.runtime.host.threads import ThreadPool
+from opweave_cpu.tunables import limit
 
-__all__ = ["CURRENT", "THREADS", "CpuThreads", "set_up_numpy"]
+__all__ = ["CURRENT", "MOST", "THREADS", "CpuThreads", "set_up_numpy"]
 
 BUFFER: Final = 2048
 """Elements of NumPy's buffers. It copies operands with gaps, or with repeated rows, through these unless their rows are
@@ -27,7 +28,7 @@ def set_up_numpy(buffer: int = BUFFER) -> None:
     np.seterr(all="ignore")
 
 
-MOST: Final = 8
+MOST: Final = limit("threads", min(usable_cores().usable, 8), 1, 8, bounds=(1, 8))
 """Threads that share one kernel at most. An estimate: between two NumPy calls each needs the interpreter's lock, for
 which more threads would mostly wait."""
 
@@ -50,11 +51,6 @@ class CpuThreads:
         self._blas_found: list[tuple[Any, int]] = []
         self._pool: ThreadPool | None = None  # shared by the runs that have no pool of their own
         self._lock = Lock()
-
-    @property
-    def most(self) -> int:
-        """The most threads among which one kernel's work is spread."""
-        return min(self.cores, MOST)
 
     def limit_blas(self, n: int | None) -> None:
         """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""

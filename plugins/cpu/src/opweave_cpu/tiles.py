@@ -21,7 +21,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import ALIGNMENT, Arrays
 from opweave.graph.dtypes import DType, as_dtype
-from opweave_cpu.threads import THREADS, set_up_numpy
+from opweave_cpu.threads import MOST, THREADS, set_up_numpy
 from opweave_cpu.tunables import SHARED_TILE, SPREAD, SPREAD_PASS, TILE, limit
 
 __all__ = [
@@ -232,7 +232,7 @@ def _copy(x: Array, out: Array) -> None:
 
 def workers_of(stream: Stream) -> int:
     """How many threads share a big kernel of the stream, at most."""
-    return min(getattr(stream, "threads", 1), THREADS.most)
+    return min(getattr(stream, "threads", 1), MOST.value)
 
 
 def _all_dense(*arrays: Array) -> bool:
@@ -280,7 +280,7 @@ def tile_rows(size: int, row: int, itemsize: int) -> int:
 
 def most_workers(nbytes: int) -> int:
     """Threads that may share several passes over an operand of ``nbytes`` bytes in the type to compute in."""
-    return THREADS.most if nbytes >= SPREAD.value else 1
+    return MOST.value if nbytes >= SPREAD.value else 1
 
 
 def bind_tiled(

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from opweave.contract import Call, Stream
-from opweave_cpu.threads import THREADS
+from opweave_cpu.threads import MOST, THREADS
 from opweave_cpu.tiles import bound, shares, tile_cuts, workers_of
 from opweave_cpu.tunables import SPREAD_WORK
 
@@ -20,7 +20,7 @@ Cut = tuple[slice, ...]
 
 def worker_count(jobs: int, work: int) -> int:
     """How many workers share ``jobs`` jobs that take ``work`` elementary operations together."""
-    return min(THREADS.most, jobs) if work >= SPREAD_WORK.value else 1
+    return min(MOST.value, jobs) if work >= SPREAD_WORK.value else 1
 
 
 def bind_workers(

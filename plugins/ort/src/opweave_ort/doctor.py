@@ -13,6 +13,7 @@ from opweave.registry import Diagnosis
 from opweave.runtime.host.cores import usable_cores
 from opweave_ort.providers import installed_packages
 from opweave_ort.runtime import RUNTIME
+from opweave_ort.sessions import SESSIONS
 
 __all__ = ["diagnose", "package_diagnosis", "version_diagnosis"]
 
@@ -35,6 +36,7 @@ def diagnose() -> Iterator[Diagnosis]:
     slow = threads != cores
     remedy = f"set_threads({cores})" if slow else ""
     yield Diagnosis("ONNX Runtime's threads", "slow" if slow else "ok", message, remedy)
+    yield Diagnosis("sessions", "ok", f"{SESSIONS.count()} in memory, each for as long as an open program uses it")
 
 
 def version_diagnosis(version: str) -> Diagnosis:

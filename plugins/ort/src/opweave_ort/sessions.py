@@ -150,6 +150,11 @@ class Sessions:
             self.made += 1
             return made
 
+    def count(self) -> int:
+        """How many are in memory."""
+        with self._lock:
+            return sum(known() is not None for several in self._known.values() for known in several)
+
 
 SESSIONS: Final = Sessions()
 

@@ -30,6 +30,9 @@ _START: Final = (
     "from opweave_conformance.fuzz.process import serve; serve(out)"
 )
 
+WORDS: Final = 2000
+"""Lines of standard error that are kept: a crash prints the stacks of all threads."""
+
 
 class Outcome(NamedTuple):
     """What became of a script.
@@ -64,7 +67,7 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._readers: tuple[Thread, ...] = ()
-        self._words: deque[str] = deque(maxlen=60)
+        self._words: deque[str] = deque(maxlen=WORDS)
 
     def run(self, script: str, *, count_buffers: bool = False) -> Outcome:
         """Run a script and say how it ended."""
@@ -103,9 +106,14 @@ class Child:
     def _last_words(self) -> str:
         """Where Python says that it was when the process crashed."""
         self._readers[-1].join()
-        words = list(self._words)
+        words = [line.rstrip() for line in self._words]
         fatal = [i for i, line in enumerate(words) if line.startswith("Fatal Python error")]
-        return "".join(f"\n{line.rstrip()}" for line in words[fatal[-1] :][:12]) if fatal else ""
+        if not fatal:
+            return ""
+        words = words[fatal[-1] :]
+        # All threads are listed, in any order; the one that crashed may be none of Python's.
+        current = next((i for i, line in enumerate(words) if line.startswith("Current thread")), 1)
+        return "".join(f"\n{line}" for line in (words[0], *words[current:][:12]))
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
@@ -114,7 +122,7 @@ class Child:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 errors="replace",
             )  # fmt: skip
-            lines, words = SimpleQueue[str](), deque[str](maxlen=60)
+            lines, words = SimpleQueue[str](), deque[str](maxlen=WORDS)
             self._lines, self._words = lines, words
             self._readers = (
                 Thread(target=_read, args=(process, lines), name="opweave fuzz", daemon=True),

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import re
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ from opweave.contract import Call
 from opweave.futures import Task
 from opweave.packages import pip_install
 from opweave.runtime.host.cache import FileCache
+from opweave_cpu.tunables import limit
 
 __all__ = ["CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
 
@@ -32,6 +35,22 @@ CACHE: Final = "OPWEAVE_CPU_JIT_CACHE"
 ENTRY: Final = "kernel"
 """The function that a module in LLVM IR defines. Its only argument is the address of an array of 64-bit words."""
 
+
+SETS: Final = tuple(re.compile(name) for name in (
+    "fma|f16c|avx", "avxvnni", "avx512|evex512|avx10", "avx512(vnni|bf16|fp16|ifma|vbmi)|gfni|vaes|vpclmul", "amx",
+))  # fmt: skip
+"""LLVM's names of features of x86, each of which needs those before it."""
+
+INSTRUCTIONS: Final = limit("instruction_set", 6, 1, 6, bounds=(1, 6))
+"""What compiled functions may use of an x86 processor: 1 what each of 64 bits has, which compiles nothing; 2 AVX2 and
+FMA; 3 VNNI of 256 bits; 4 AVX-512; 5 with VNNI and bf16; 6 all that there is, such as AMX. Kernels choose by it."""
+
+PASSES: Final = (
+    "sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "loop_unroll", "instruction_combine",
+    "simplify_cfg", "dead_code_elimination",
+)  # fmt: skip
+"""LLVM's optimizations. Kernels are written in vectors, so that these make them as fast as all of its second level;
+llvmlite never frees a pass that has run, which for all of those takes 67 KiB a function and for these 8."""
 
 TOGETHER: Final = 16
 """Functions whose memory is given back together. LLVM needs some 20 KiB, and two milliseconds, for each such set beside
@@ -56,24 +75,22 @@ def why_not() -> str | None:
     return None
 
 
-def _host() -> tuple[Any, Any, str, str, frozenset[str]]:
-    """llvmlite's ``binding``, then ``machine``, ``triple``, ``identity`` and ``features`` as in `_Target`."""
+def _host(level: int) -> tuple[Any, Callable[[], Any], str, str, frozenset[str]]:
+    """llvmlite's ``binding``, what makes a ``machine``, then ``triple``, ``identity``, ``features`` as in `_Target`."""
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
-    machine = _machine(binding)
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        for beyond in SETS[level - 1 :]:
+            features.update(dict.fromkeys(filter(beyond.match, features), False))
     identity = f"{version('llvmlite')} {binding.llvm_version_info} {name} {features.flatten()}"
+    machine = partial(
+        binding.Target.from_default_triple().create_target_machine,
+        cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default",
+    )  # fmt: skip
     return binding, machine, binding.get_default_triple(), identity, frozenset(k for k, has in features.items() if has)
-
-
-def _machine(binding: Any) -> Any:
-    """What generates code for this processor."""
-    name, features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
-    return binding.Target.from_default_triple().create_target_machine(
-        cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="default"
-    )
 
 
 class _Functions:
@@ -100,7 +117,8 @@ class _Address(int):
 
 
 class _Target:
-    """The processor of this machine, as LLVM sees it. Loads compiled functions.
+    """The processor of this machine, or as much of it as `INSTRUCTIONS` allows, as LLVM sees it. Loads compiled
+    functions.
 
     llvmlite guards its calls by one lock. A thread that Ctrl-C interrupts between taking and releasing it would keep it
     for ever, so all calls are made by a thread of this class, which interrupts never reach.
@@ -112,10 +130,11 @@ class _Target:
         identity: all that compiled code depends on beside its LLVM IR.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, level: int) -> None:
         self._thread = Worker(_THREAD)
         self._process = os.getpid()
-        self._binding, self.machine, self.triple, self.identity, self.features = self._call(_host)
+        self._binding, self._new_machine, self.triple, self.identity, self.features = self._call(_host, level)
+        self.machine: Final = self._call(self._new_machine)
         self._open: WeakSet[_Functions] = WeakSet()
         self._latest: _Functions | None = None
         self.cache: Final = FileCache(CACHE, "cpu-jit", largest=1 << 20, limit=64 << 20, checked=True)
@@ -148,9 +167,11 @@ class _Target:
         # LLVM keeps the types and constants of a context as long as that lives.
         module = binding.parse_assembly(text, binding.create_context())
         module.verify()
+        passes = binding.create_new_module_pass_manager()
+        for name in PASSES:
+            getattr(passes, f"add_{name}_pass")()
         options = binding.create_pipeline_tuning_options(speed_level=2)
-        passes = binding.create_pass_builder(self.machine, options)
-        passes.getModulePassManager().run(module, passes)
+        passes.run(module, binding.create_pass_builder(self.machine, options))
         return bytes(self.machine.emit_object(module))
 
     def _load(self, name: str, data: bytes) -> _Address:
@@ -158,7 +179,7 @@ class _Target:
         if functions is None or len(functions.names) >= TOGETHER:
             # An engine owns its machine. llvmlite's memory manager has the sections of an object side by side: code
             # addresses constants by 32 bits.
-            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding), use_lmm=True)
+            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), self._new_machine(), use_lmm=True)
             functions = self._latest = _Functions(engine)
             self._open.add(functions)
             finalize(functions, self._release, engine).atexit = False
@@ -176,13 +197,16 @@ class _Target:
             self._thread.put(Task(engine.close))
 
 
-@cache
 def target() -> _Target:
     """The `_Target` of this process."""
-    return _Target()
+    return _target(INSTRUCTIONS.value)
 
 
 @cache
+def _target(level: int) -> _Target:
+    return _Target(level)
+
+
 def has_fma() -> bool:
     """Whether the processor has fused multiply-add (FMA): elsewhere LLVM calls a function for it."""
     return not target().features.isdisjoint({"fma", "neon", "fp-armv8"})
@@ -201,7 +225,8 @@ class MachineCode:
 
     def __init__(self, text: str) -> None:
         self._text: Final = text
-        self._name: Final = f"opweave_{sha256(f'{target().identity} {text}'.encode()).hexdigest()}"
+        self._target: Final = target()
+        self._name: Final = f"opweave_{sha256(f'{self._target.identity} {text}'.encode()).hexdigest()}"
         self._address: int = 0
         self._sought = False
 
@@ -213,7 +238,7 @@ class MachineCode:
             return True
         if self._sought and not compiling:
             return False
-        here = target()
+        here = self._target
         with here.lock:
             if self._address:
                 return True

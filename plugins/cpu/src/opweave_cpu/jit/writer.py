@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
@@ -42,7 +42,6 @@ def compute_kind(dtype: str) -> str:
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
-@cache
 def _has_halves() -> bool:
     """Whether the processor converts between f16 and f32; elsewhere LLVM calls functions that are not here."""
     return not target().features.isdisjoint({"f16c", "fp-armv8", "neon"})
