@@ -278,6 +278,14 @@ def test_what_is_undefined_is_not_asked_for():
     assert differences(np.zeros(3, np.int32), []) == ""
 
 
+@pytest.mark.parametrize(("padding", "asked"), [(0, True), (1, False)])
+def test_weights_that_are_no_numbers_are_not_asked_for_over_padding(padding, asked):
+    x, weight = np.ones((1, 1, 3, 3), np.float32), np.full((1, 1, 3, 3), np.nan, np.float32)
+    assert bool(samples_of(lambda x, w: ow.conv2d(x, w, padding=padding), x=x, w=weight)) is asked
+    finite = np.ones_like(weight)
+    assert samples_of(lambda x, w: ow.conv2d(x, w, padding=padding), x=x * np.nan, w=finite)
+
+
 def test_wrong_shapes_and_dtypes_are_found():
     samples = samples_of(lambda x: ow.exp(x), x=np.ones(4, np.float32))
     assert "float32[2, 2], not float32[4]" in differences(samples[0].reshape(2, 2), samples)

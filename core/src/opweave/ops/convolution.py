@@ -147,7 +147,8 @@ def conv2d(
         groups: the channels are divided into this many groups, and outputs depend on the inputs of their own group
             only; ``groups=in`` is a depthwise convolution.
 
-    Nodes carry ``padding`` as a pair (before, after) for each axis, and a batch.
+    Where a weight that is NaN or infinite meets padding, the result is NaN, or what it is without that weight: devices
+    differ. Nodes carry ``padding`` as a pair (before, after) for each axis, and a batch.
 
     Returns:
         Shape (batch, out, places down, places across), places = (n + pads − dilation · (k − 1) − 1) // stride + 1.

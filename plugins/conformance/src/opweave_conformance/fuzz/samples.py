@@ -42,6 +42,9 @@ SATURATING: Final = frozenset({"sigmoid", "silu", "silu_backward", "gelu_quick",
 """Operations by a sigmoid, which is 0 in some libraries (ONNX Runtime's below -18, in f64 below -37) where it is less
 than the last place of its largest values, 2**-25 and 2**-54; of products with it, that times the first source."""
 
+PADDED: Final = frozenset({"conv1d", "conv2d", "conv3d"})
+"""Convolutions: where a weight that is no finite number meets padding, its product with 0 is NaN, or left out."""
+
 LARGE: Final = 1e12
 """Beyond this, results without a sure digit need not be finite."""
 
@@ -82,7 +85,10 @@ def _defined(tensor: Tensor, known: Mapping[Tensor, Samples]) -> bool:
     if tensor.attrs.get("stable") is False and _has_ties(known[tensor.srcs[0].root]):
         return False  # equal elements in any order
     narrow = op.name in NARROWING and not tensor.dtype.is_float
-    for source in tensor.srcs if narrow or not op.nan or op.name in UNDEFINED else ():
+    finite = tensor.srcs if narrow or not op.nan or op.name in UNDEFINED else ()
+    if op.name in PADDED and any(map(any, tensor.attrs["padding"])):
+        finite = tensor.srcs[1:2]
+    for source in finite:
         for sample in known[source.root] if source.dtype.is_float else ():
             with np.errstate(all="ignore"):
                 wide = sample.astype(np.float64)
