@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from math import prod
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,6 +32,9 @@ __all__ = ["path_checks"]
 
 RUNS: Final = 16
 """Cases that are run for one value of a limit; at least one for each operation that reads it."""
+
+SMALL: Final = 1 << 12
+"""Elements of operands: with a limit at 1, larger ones may take a call for each element."""
 
 MOST: Final = 48
 """Operations whose cases are run at most for a value of a limit that is not its first one."""
@@ -215,7 +219,8 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
     groups: dict[tuple[str, str | int], tuple[list[Case], list[Case]]] = {}
     for op, known in readers.items():
         ids = {case.id for case in known}
-        for case in every_case.get(op) or cases_for(op):
+        cases = every_case.get(op) or cases_for(op)
+        for case in [case for case in cases if _size(case) <= SMALL] or cases:
             shape = case.operands[0].shape if case.operands else ()
             for part in (column(case), len(shape)) if nth == 0 else ("",):
                 every, sure = groups.setdefault((op, part), ([], []))
@@ -229,6 +234,11 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
     ]
     # Where most operations read a limit, each value but the first is tried with some of them.
     return found if nth == 0 or len(found) <= most else _spread(found, nth, most)
+
+
+def _size(case: Case) -> int:
+    """Elements of the largest operand, or of the result where there are none."""
+    return max([prod(operand.shape) for operand in case.operands] or [case.build().size])
 
 
 def _spread(values: Sequence[T], turn: int, count: int) -> list[T]:
