@@ -291,7 +291,7 @@ class Stream(StreamState):
         """
         view = as_bytes(data)
         buffer.check(offset, len(view), write=True)
-        if self._queues(buffer, len(view), "_upload"):
+        if self._queues(buffer, len(view), type(self)._upload is not Stream._upload):
             self.submit_work(partial(self._upload, buffer, offset, view), view, buffer)
         else:
             buffer.upload(offset, view)
@@ -303,7 +303,7 @@ class Stream(StreamState):
         """
         view = as_bytes(out, writable=True)
         buffer.check(offset, len(view))
-        if self._queues(buffer, len(view), "_download"):
+        if self._queues(buffer, len(view), type(self)._download is not Stream._download):
             self.submit_work(partial(self._download, buffer, offset, view), view, buffer)
         else:
             buffer.download(offset, view)
@@ -316,7 +316,8 @@ class Stream(StreamState):
         """
         given = as_rows(rows, pitch)
         size = buffer.check_rows(offset, pitch, given.shape, write=True)
-        if not self._queues(buffer, given.size, "_upload", "_upload_2d"):
+        own = type(self)._upload is not Stream._upload or type(self)._upload_2d is not Stream._upload_2d
+        if not self._queues(buffer, given.size, own):
             buffer.upload_2d(offset, pitch, rows)
         elif size == given.size and given.flags.c_contiguous:
             self.upload(buffer, offset, given)
@@ -330,17 +331,19 @@ class Stream(StreamState):
         """
         given = as_rows(out, pitch, writable=True)
         size = buffer.check_rows(offset, pitch, given.shape)
-        if not self._queues(buffer, given.size, "_download", "_download_2d"):
+        own = type(self)._download is not Stream._download or type(self)._download_2d is not Stream._download_2d
+        if not self._queues(buffer, given.size, own):
             buffer.download_2d(offset, pitch, out)
         elif size == given.size and given.flags.c_contiguous:
             self.download(buffer, offset, given)
         else:
             self.submit_work(partial(self._download_2d, buffer, offset, pitch, given), given, buffer)
 
-    def _queues(self, buffer: Buffer, size: int, *hooks: str) -> bool:
-        """Whether a transfer by one of the hooks is queued; if not, this has waited for the work before it."""
+    def _queues(self, buffer: Buffer, size: int, own: bool) -> bool:
+        """Whether a transfer is queued by a hook that the author has (``own``); if not, this has waited for the work
+        before it."""
         check_reachable(self.device, buffer)
-        if size and self.owns(buffer) and any(getattr(type(self), h) is not getattr(Stream, h) for h in hooks):
+        if own and size and self.owns(buffer):
             return True
         self._check_can_submit()
         self.settle()
