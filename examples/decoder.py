@@ -1,59 +1,34 @@
-"""A llama-shaped decoder with random weights continues prompts, two at a time: `--devices cpu opencl:0,cpu` runs it on
-cpu, then with its layers shared by two devices. Every device writes the same nonsense."""
+"""Continues one beginning in several ways, by a model from a GGUF file or a folder, on any devices; the beginning is
+computed once. `python examples/decoder.py m.gguf --devices cpu opencl:0,cpu` runs it on cpu, then over two devices."""
 
 import argparse
+from collections.abc import Sequence
 
-import opweave as ow
-
-LETTERS, PROMPTS = "abcdefghijklmnopqrstuvwxyz .,!?", ("once upon a time", "hello, ", "why?")
-LAYERS, WIDTH, HEADS, GROUPS, SIZE, HIDDEN = 4, 256, 8, 2, 32, 688
-SHAPES = {"q": (WIDTH, WIDTH), "k": (GROUPS * SIZE, WIDTH), "v": (GROUPS * SIZE, WIDTH), "o": (WIDTH, WIDTH),
-          "gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}  # fmt: skip
-SHAPES = {f"{i}.{n}": s for i in range(LAYERS) for n, s in SHAPES.items()} | {"words": (len(LETTERS), WIDTH)}
+import opweave_models
 
 
-def decoder(arrays, devices, sequences=2, capacity=256, dtype="f32", **paging):
-    shared = [devices[i * len(devices) // LAYERS] for i in range(LAYERS)]
-    w = ow.weights(arrays, {f"{i}.*": device for i, device in enumerate(shared)})
-    cache = ow.KVCache(LAYERS, sequences, capacity, GROUPS, SIZE, dtype, device=shared, **paging)
-
-    @ow.compile(devices=[*devices, "host"])  # host computes only what the others do not
-    def step(tokens, positions, slots, blocks, last, reach):
-        x = ow.embedding(w["words"], tokens)
-        for i in range(LAYERS):
-            with ow.scope(f"layer{i}"):
-                h = ow.rms_norm(x)
-                q, k, v = (ow.linear(h, w[f"{i}.{n}"]).reshape(*x.shape[:2], -1, SIZE) for n in "qkv")
-                q, k, v = (y.transpose(0, 2, 1, 3) for y in (q, k, v))
-                q, k = (ow.rope(y, ow.expand_dims(positions, 1), pairing="half") for y in (q, k))
-                mixed = cache.attend(i, q, k, v, positions, slots, blocks, reach)
-                x = x + ow.linear(mixed.transpose(0, 2, 1, 3).reshape(x.shape), w[f"{i}.o"])
-                inner = ow.swiglu(*(ow.linear(ow.rms_norm(x), w[f"{i}.{n}"]) for n in ("up", "gate")))
-                x = x + ow.linear(inner, w[f"{i}.down"])
-        return ow.linear(ow.rms_norm(ow.embedding(x.reshape(-1, WIDTH), last)), w["words"])
-
-    return step, cache
-
-
-def continued(prompts, length, step, cache):
-    """Yields each prompt, continued to so many letters; the next one joins as soon as a sequence has left."""
-    waiting, texts = list(prompts), {}
-    while waiting or texts:
-        while waiting and len(texts) < len(cache.lengths):
-            texts[cache.join()] = waiting.pop(0)
-        new = {sequence: text[cache.lengths[sequence] :] for sequence, text in texts.items()}
-        batch = cache.feed({sequence: [LETTERS.index(letter) for letter in text] for sequence, text in new.items()})
-        best = step(*batch).argmax(-1)
-        texts = {sequence: text + LETTERS[best[batch.rows[sequence]]] for sequence, text in texts.items()}
-        for sequence in [sequence for sequence, text in texts.items() if len(text) == length]:
-            cache.release(sequence)
-            yield texts.pop(sequence)
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("path")
+    options.add_argument("--devices", nargs="+", default=["auto"])
+    options.add_argument("--beginning", default="The capital of")
+    options.add_argument("--endings", nargs="+", default=[" France is", " Italy is"])
+    given = options.parse_args(arguments)
+    for devices in given.devices:
+        names = devices.split(",")
+        split = [1] * len(names) if len(names) > 1 else None
+        with (
+            opweave_models.load(given.path, devices, context=256, sequences=2, split=split) as llm,
+            llm.session() as beginning,
+        ):
+            print(llm.plan)
+            beginning.feed(given.beginning)
+            for ending in given.endings:
+                with beginning.fork() as session:
+                    session.feed(ending)
+                    text = "".join(piece.text for piece in session.generate(16))
+                    print(f"{given.beginning}{ending}{text}")
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--devices", nargs="+", default=[d.name for d in ow.devices() if d.kind is not ow.Kind.HOST])
-    arrays = ow.compile({n: ow.normal(s, 2, i) / s[1] ** 0.5 for i, (n, s) in enumerate(SHAPES.items())})()
-    for devices in options.parse_args().devices:
-        for text in continued(PROMPTS, 64, *decoder(arrays, devices.split(","))):
-            print(f"{devices:16} {text}")
+    main()

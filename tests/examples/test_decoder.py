@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from examples import decoder as example
-from examples.decoder import GROUPS, HEADS, LAYERS, LETTERS, PROMPTS, SHAPES, SIZE, WIDTH
+from examples.decoder import main
+from tests.support import small_decoder as example
+from tests.support.small_decoder import GROUPS, HEADS, LAYERS, LETTERS, PROMPTS, SHAPES, SIZE, WIDTH
 
 DEVICES = (["cpu"], ["opencl:0"], ["torch:cpu"], ["ort:cpu"], ["opencl:0", "cpu"], ["cpu", "torch:cpu"])
 RNG = np.random.default_rng(0)
@@ -141,3 +142,15 @@ def test_every_device_writes_the_same():
     assert [len(text) for text in texts[0]] == [24, 24, 24]
     assert [text[: len(prompt)] for text, prompt in zip(texts[0], sorted(PROMPTS), strict=True)] == sorted(PROMPTS)
     assert all(text == texts[0] for text in texts)
+
+
+def test_the_example_continues_one_beginning_on_every_device(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    from tests.support.small_models import make_folder
+
+    make_folder("llama", tmp_path)
+    main([str(tmp_path), "--devices", "cpu", "cpu,host", "--beginning", "in the", "--endings", " one", " other"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in the")]
+    assert len(lines) == 4
+    assert lines[:2] == lines[2:]
+    assert [line[: len("in the o")] for line in lines] == ["in the o"] * 4

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from examples import decoder
 from opweave.errors import chain_of
+from tests.support import small_decoder as decoder
 
 DTYPES = ("f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool")
 

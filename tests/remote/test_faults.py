@@ -15,8 +15,9 @@ import pytest
 
 import opweave as ow
 import opweave_remote
-from examples import decoder, digits, text
+from examples import digits, text
 from opweave.errors import DeviceLostError, ExecutionError
+from tests.support import small_decoder as decoder
 from tests.support.proxy import Proxy
 from tests.support.remote import serve_process
 from tests.support.small_training import DATA, trainer

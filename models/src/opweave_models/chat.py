@@ -29,8 +29,9 @@ BUILT_IN: Final = {
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
+    "plain": "{{ bos_token }}{% for m in messages %}{{ m['content'] | trim }}\n\n{% endfor %}",
 }
-"""Templates for files that have none, by name."""
+"""Templates for files that have none, by name; ``plain`` for models that were not trained on chats."""
 
 LONGEST: Final = 1 << 20
 """Letters of the longest template that is compiled."""

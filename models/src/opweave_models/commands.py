@@ -37,7 +37,7 @@ Split = Annotated[str | None, typer.Option("--split", help="How many layers each
 Experts = Annotated[str | None, typer.Option("--experts", help="The device for the weights of experts.")]
 Place = Annotated[list[str] | None, typer.Option("--place", help="Weights by pattern: *ffn_up*=cpu. Repeatable.")]
 Quantize = Annotated[str | None, typer.Option("--quantize", help="Round float matrices to this type of blocks.")]
-Template = Annotated[str | None, typer.Option("--template", help="gemma, chatml, or a file with Jinja.")]
+Template = Annotated[str | None, typer.Option("--template", help="gemma, chatml, plain, or a file with Jinja.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0: always the most likely token.")]
 TopK = Annotated[int, typer.Option("--top-k")]

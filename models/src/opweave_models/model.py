@@ -22,7 +22,7 @@ from opweave_models.config import Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
 from opweave_models.files import ModelFile, block_type, open_model
-from opweave_models.placement import Plan, plan_placement
+from opweave_models.placement import Plan, parse_bytes, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import Tokenizer, read_tokenizer
 
@@ -45,6 +45,7 @@ def load(
     split: Sequence[float] | None = None,
     experts: str | None = None,
     patterns: Mapping[str, str] | None = None,
+    repack: int | str | None = None,
     template: str | None = None,
     pooling: Pooling | None = None,
 ) -> Model:
@@ -60,7 +61,12 @@ def load(
             quantized weights, as llama.cpp does; ``"exact"`` does not.
         quantize: round matrices that are stored as floats to this block type while loading, such as ``"q4_k"``.
         memory, split, experts, patterns: as of `plan_placement`.
-        template: a chat template, in place of the model's own: Jinja, or ``"gemma"`` or ``"chatml"``.
+        repack: bytes (``"2GiB"``) that copies of weights in forms with which a device's kernels are faster may take on
+            each device: packed by oneDNN or ONNX Runtime, decoded. ``None``: half of the weights that lie on a device,
+            so that a model takes at most one and a half times its file; where a device computes with such copies only
+            (``ort``), as many as it needs.
+        template: a chat template, in place of the model's own: Jinja, or ``"gemma"``, ``"chatml"`` or
+            ``"plain"``: messages as they are, for models that were not trained on chats.
         pooling: of an encoder, in place of its own: ``"mean"`` or ``"cls"``.
 
     Raises:
@@ -80,7 +86,8 @@ def load(
         file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
         experts=experts, patterns=patterns,
     )  # fmt: skip
-    return Model(file, plan, precision, quantize, template, pooling)
+    most = None if repack is None else parse_bytes(repack)
+    return Model(file, plan, precision, quantize, template, pooling, most)
 
 
 @dataclass
@@ -121,7 +128,7 @@ class Model:
 
     def __init__(
         self, file: ModelFile, plan: Plan, precision: Any, quantize: str | None, template: str | None,
-        pooling: Pooling | None,
+        pooling: Pooling | None, repack: int | None = None,
     ) -> None:  # fmt: skip
         self.file, self.config, self.plan = file, file.config, plan
         self.tokenizer: Final[Tokenizer] = read_tokenizer(file)
@@ -133,15 +140,18 @@ class Model:
         self._closed = False
         windows = [self.config.window if windowed else None for windowed in self.config.windowed]
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
+        if repack is None and not any(name.startswith("ort") for name in plan.devices):
+            repack = max(share.weights for share in plan.shares) // 2
+        scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
         if self.config.causal:
             self.cache = ow.KVCache(
                 self.config.layers, plan.sequences, plan.context, self.config.groups, self.config.size, plan.kv,
                 device=plan.layers if plan.placed else None, window=windows,
             )  # fmt: skip
-            self.step: Any = ow.compile(self.graph, devices=devices, precision=precision)
+            self.step: Any = ow.compile(self.graph, devices=scheduler)
         else:
-            self.step = ow.compile(self._encoded, devices=devices, precision=precision)
+            self.step = ow.compile(self._encoded, devices=scheduler)
 
     def __repr__(self) -> str:
         return f"<Model {self.config.architecture} {self.config.name!r} on {', '.join(self.plan.devices)}>"

@@ -1,0 +1,101 @@
+"""Tokens a second of several sequences of a GGUF model that are answered together, by opweave and by llama.cpp.
+
+    python benchmarks/batching.py m.gguf [--devices cpu ...] [--sequences 1 4 16] [--json]
+
+Prompts of 64 tokens, then 32 tokens for each sequence, the best of the rounds. llama.cpp's server runs in this process
+where xllamacpp is installed, with as many slots and threads; its ratio is of all tokens of a round, prompts included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import opweave_models
+
+ROUNDS = 3
+PROMPT = 64
+STEPS = 32
+Measure = Callable[[list[list[int]]], float]
+
+
+def ours(path: str, device: str, sequences: int) -> Measure:
+    model = opweave_models.load(path, device, context=PROMPT + STEPS + 1, sequences=sequences)
+    model.warm()
+
+    def measure(prompts: list[list[int]]) -> float:
+        sessions = [model.session() for _ in prompts]
+        begin = perf_counter()
+        found = model.advance({s.sequence: ids for s, ids in zip(sessions, prompts, strict=True)})
+        for _ in range(STEPS - 1):
+            found = model.advance({sequence: [int(logits.argmax())] for sequence, logits in found.items()})
+        seconds = perf_counter() - begin
+        for session in sessions:
+            session.close()
+        return len(prompts) * STEPS / seconds
+
+    return measure
+
+
+def theirs(path: str, sequences: int) -> Measure:
+    import xllamacpp
+
+    options: Any = xllamacpp.CommonParams()
+    options.model.path, options.n_parallel, options.n_ctx = path, sequences, 256 * sequences
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = os.cpu_count() or 1
+    server = xllamacpp.Server(options)
+
+    def answer(ids: list[int]) -> None:
+        request = {"prompt": ids, "n_predict": STEPS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        body = urllib.request.Request(f"{server.listening_address}/completion", json.dumps(request).encode())
+        with urllib.request.urlopen(body) as response:
+            response.read()
+
+    def measure(prompts: list[list[int]]) -> float:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            begin = perf_counter()
+            list(pool.map(answer, prompts))
+            return len(prompts) * STEPS / (perf_counter() - begin)
+
+    return measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path")
+    parser.add_argument("--devices", nargs="+", default=["cpu"])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    vocabulary = opweave_models.open_model(args.path).config.vocabulary
+    rows: list[dict[str, Any]] = []
+    for count in args.sequences:
+        runners = {device: ours(args.path, device, count) for device in args.devices}
+        if find_spec("xllamacpp") is not None:
+            runners["llama.cpp"] = theirs(args.path, count)
+        prompts = np.random.default_rng(0).integers(5, vocabulary, (count, PROMPT)).tolist()
+        best = dict.fromkeys(runners, 0.0)
+        for _ in range(ROUNDS):
+            for name, run in runners.items():
+                best[name] = max(best[name], run(prompts))
+        for name, rate in best.items():
+            ratio = rate / best["llama.cpp"] if "llama.cpp" in best else None
+            rows.append({"sequences": count, "runner": name, "rate": rate, "ratio": ratio})
+            if not args.json:
+                print(f"{count:3} sequences  {name:12} {rate:8.1f} tokens/s" + (f" ({ratio:.2f})" if ratio else ""),
+                      flush=True)  # fmt: skip
+    if args.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
