@@ -62,9 +62,9 @@ def load(
         quantize: round matrices that are stored as floats to this block type while loading, such as ``"q4_k"``.
         memory, split, experts, patterns: as of `plan_placement`.
         repack: bytes (``"2GiB"``) that copies of weights in forms with which a device's kernels are faster may take on
-            each device: packed by oneDNN or ONNX Runtime, decoded. ``None``: half of the weights that lie on a device,
-            so that a model takes at most one and a half times its file; where a device computes with such copies only
-            (``ort``), as many as it needs.
+            each device: packed by oneDNN or ONNX Runtime, decoded. On ``torch:cpu`` they take up to eight times the
+            bytes of weights in blocks of 4 bits, and steps without them several times as long. ``None``: as
+            `opweave.Scheduler` says.
         template: a chat template, in place of the model's own: Jinja, or ``"gemma"``, ``"chatml"`` or
             ``"plain"``: messages as they are, for models that were not trained on chats.
         pooling: of an encoder, in place of its own: ``"mean"`` or ``"cls"``.
@@ -140,8 +140,6 @@ class Model:
         self._closed = False
         windows = [self.config.window if windowed else None for windowed in self.config.windowed]
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
-        if repack is None and not any(name.startswith("ort") for name in plan.devices):
-            repack = max(share.weights for share in plan.shares) // 2
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
         if self.config.causal:
