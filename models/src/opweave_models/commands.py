@@ -37,6 +37,7 @@ Split = Annotated[str | None, typer.Option("--split", help="How many layers each
 Experts = Annotated[str | None, typer.Option("--experts", help="The device for the weights of experts.")]
 Place = Annotated[list[str] | None, typer.Option("--place", help="Weights by pattern: *ffn_up*=cpu. Repeatable.")]
 Quantize = Annotated[str | None, typer.Option("--quantize", help="Round float matrices to this type of blocks.")]
+Repack = Annotated[str | None, typer.Option("--repack", help="Bytes for packed copies of weights, by device: 2GiB.")]
 Template = Annotated[str | None, typer.Option("--template", help="gemma, chatml, plain, or a file with Jinja.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0: always the most likely token.")]
@@ -124,8 +125,9 @@ def generate(
     file: File, prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; -: standard input.")],
     devices: Devices = "auto", context: Context = None, kv: KV = "f16", precision: Precision = "int8",
     memory: Memory = None, split: Split = None, experts: Experts = None, place: Place = None,
-    quantize: Quantize = None, max_tokens: MaxTokens = 128, temperature: Temperature = 0.0, top_k: TopK = 40,
-    top_p: TopP = 0.95, min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
+    quantize: Quantize = None, repack: Repack = None, max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0, top_k: TopK = 40, top_p: TopP = 0.95,
+    min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the answer. Repeatable.")] = None,
     schema: Schema = None,
 ) -> None:  # fmt: skip
@@ -133,7 +135,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     with load(
-        file, devices, context=context, kv=kv, precision=precision, quantize=quantize,
+        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         held = None if schema is None else schema.read_text(encoding="utf-8")
@@ -144,15 +146,16 @@ def generate(
 def chat(
     file: File, devices: Devices = "auto", context: Context = None, kv: KV = "f16", precision: Precision = "int8",
     memory: Memory = None, split: Split = None, experts: Experts = None, place: Place = None,
-    quantize: Quantize = None, template: Template = None, max_tokens: MaxTokens = 512, temperature: Temperature = 0.8,
-    top_k: TopK = 40, top_p: TopP = 0.95, min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
+    quantize: Quantize = None, repack: Repack = None, template: Template = None,
+    max_tokens: MaxTokens = 512, temperature: Temperature = 0.8, top_k: TopK = 40, top_p: TopP = 0.95,
+    min_p: MinP = 0.05, repeat_penalty: Penalty = 1.0, seed: Seed = 0,
     system: Annotated[str | None, typer.Option("--system", help="What the model is told before the chat.")] = None,
 ) -> None:  # fmt: skip
     """Chat with a model on the terminal, line by line."""
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     with load(
-        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, template=_template(template),
-        **_placement(memory, split, experts, place),
+        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
+        template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(f"{model.plan}\nchat template: {model.template.name}; {CHAT_HELP}", file=sys.stderr)
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -309,7 +312,7 @@ def measured(model: Model, ids: list[int], tokens: int) -> dict[str, float]:
 def serve_model(
     file: File, devices: Devices = "auto", context: Context = None, kv: KV = "f16", precision: Precision = "int8",
     memory: Memory = None, split: Split = None, experts: Experts = None, place: Place = None,
-    quantize: Quantize = None, template: Template = None,
+    quantize: Quantize = None, repack: Repack = None, template: Template = None,
     sequences: Annotated[int, typer.Option("--sequences", help="Answers that are computed at a time.")] = 4,
     queue: Annotated[int, typer.Option("--queue", help="Requests that may wait.")] = 16,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 300.0,
@@ -326,8 +329,8 @@ def serve_model(
     if host not in ("127.0.0.1", "::1", "localhost") and not key:
         raise BoundsError(f"clients of other machines reach {host}; give a key (--key or OPWEAVE_MODEL_KEY)")
     with load(
-        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, sequences=sequences,
-        template=_template(template), **_placement(memory, split, experts, place),
+        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
+        sequences=sequences, template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(model.plan, file=sys.stderr)
         serve(model, host=host, port=port, key=key, queue=queue, timeout=timeout)
