@@ -13,7 +13,7 @@ import pytest
 
 import opweave as ow
 from opweave.graph.graph import Graph
-from opweave_conformance.fuzz.draw import _Drawing, draw, operations
+from opweave_conformance.fuzz.draw import LARGEST, _Drawing, affordable, draw, operations
 from opweave_conformance.fuzz.example import NodeEntry, script
 from opweave_conformance.fuzz.process import Child
 from opweave_conformance.fuzz.samples import differences, evaluate
@@ -206,6 +206,12 @@ def test_operands_without_elements_are_no_reason_for_large_leaves():
             if operands != list(case.operands):
                 assert all(np.prod(np.maximum(o.shape, 1), dtype=float) <= 1000 for o in operands)
     assert empty > 100
+
+
+def test_views_of_more_elements_than_fit_are_not_drawn():
+    small, large = (ow.input("x", (1, 9), "f32").broadcast_to((n, 9)) for n in (4, LARGEST))
+    assert affordable(small)
+    assert not affordable(large)
 
 
 # --- tracked errors -------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from opweave_conformance.fuzz.example import Drawn, Entry, Example, LeafEntry, N
 from opweave_conformance.fuzz.leaves import Leaves, leaf_array
 from opweave_conformance.fuzz.samples import Samples, evaluate
 
-__all__ = ["computable", "draw", "operations", "resized", "tensors_of"]
+__all__ = ["affordable", "computable", "draw", "operations", "resized", "tensors_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -260,7 +260,7 @@ class _Drawing:
                 self.known[leaf] = [data]
         seen: Any = ChainMap(added, self.known)
         for tensor in fresh:
-            if not _affordable(tensor) or not _ordered(tensor, self.known):
+            if not affordable(tensor) or not _ordered(tensor, self.known):
                 return False
             evaluate([tensor], seen, np.random.default_rng(0), {})
             if not _sound(added[tensor]):
@@ -383,10 +383,10 @@ class _Drawing:
         return entries, numbers
 
 
-def _affordable(tensor: Tensor) -> bool:
-    """Whether the reference of a node is fast enough."""
+def affordable(tensor: Tensor) -> bool:
+    """Whether the reference of a node is fast enough, and its samples fit: those of a view are copies."""
     assert tensor.op is not None
-    return tensor.is_view or (tensor.size <= LARGEST and tensor.op.flops(tensor) <= MOST_FLOPS)
+    return tensor.size <= LARGEST and (tensor.is_view or tensor.op.flops(tensor) <= MOST_FLOPS)
 
 
 def _ordered(tensor: Tensor, known: Mapping[Tensor, Samples]) -> bool:
@@ -468,7 +468,7 @@ def computable(graph: Drawn) -> bool:
         outputs.extend(targets)
         known.update({t: [v] for t, v in leaves.values.items()})
         nodes = Graph(targets).nodes
-        if not all(_affordable(t) and _ordered(t, known) for t in nodes):
+        if not all(affordable(t) and _ordered(t, known) for t in nodes):
             raise MemoryError
         evaluate(nodes, known, np.random.default_rng(0), {}, 2)
 
