@@ -116,7 +116,7 @@ def test_an_onnx_file_with_open_axes(device: Device, tmp_path: Path):
 
 
 def test_an_exported_program(device: Device, tmp_path: Path):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
     class Net(torch.nn.Module):
         def forward(self, x: Any) -> Any:

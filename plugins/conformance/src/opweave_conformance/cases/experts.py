@@ -41,3 +41,6 @@ def cases() -> Iterator[Case]:
             ids = Operand((6, 2), "i32", values="ids", high=4)
             yield case("expert_linear", x, w, ids)
             yield case("expert_linear", x, Operand(w.shape, name, "rows"), ids)
+            # As many outputs as make it worth while to multiply the integers of blocks.
+            yield case("expert_linear", x, Operand((4, 19, 2 * t.block), name), ids)
+            yield case("expert_linear", Operand((6, 2, 2 * t.block)), Operand((4, 16, 2 * t.block), name), ids)
