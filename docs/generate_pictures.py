@@ -71,7 +71,7 @@ def timeline(page: Path) -> None:
     with ow.Scheduler(["cpu:0", "cpu:1"], parallel=True) as scheduler:
         program = scheduler.build(mlp("cpu:0", "cpu:1"))
         program.run(rows=batch)
-        with ow.trace() as recorded:
+        with opweave_cost.trace() as recorded:
             for future in [program.submit(rows=batch) for _ in range(6)]:
                 future.result()
     page.write_text(drawn([event for event in recorded.events if event.kind in COLOURS]), encoding="utf-8")

@@ -31,7 +31,7 @@ NAMES = """
     register_device reglu relu repeat rescan reshape rms_norm roll rope round rsqrt rwkv6 rwkv7 scale scope
     selective_scan set_region set_rows sigmoid sign silu sin sinh sinkhorn softmax softplus solve_triangular split
     sqrt square squeeze state step sub sum swapaxes swiglu swiglu_oai take_along_axis tan tanh tile timestep_embedding
-    top_k trace transpose tril triu trunc uniform unload var weights where write xielu
+    top_k transpose tril triu trunc uniform unload var weights where write xielu
 """.split()  # noqa: SIM905 - sixty lines shorter
 
 CONTRACT_NAMES = """

@@ -212,7 +212,7 @@ def test_limits_are_the_roofline_of_the_devices_profile(monkeypatch):
 
 def test_overlapping_schedulers_and_other_traces_are_measured_alike():
     x = ow.input("x", (4,))
-    with ow.Scheduler([Sleeping(), "host"], parallel=True) as scheduler, ow.trace(steps=True):
+    with ow.Scheduler([Sleeping(), "host"], parallel=True) as scheduler, opweave_cost.trace(steps=True):
         profile = opweave_cost.profile_run(scheduler.build(ow.neg(x)), x=np.ones(4, F), runs=1, limits=False)
     (row,) = rows_of(profile)
     assert row.seconds > SLOW

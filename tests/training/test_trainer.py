@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 import opweave as ow
+import opweave_cost
 import opweave_training as training
 from opweave_training import SGD, Dataset, LossScale, Trainer
 from tests.support.small_training import DATA, FIRST, X, Y, parameters, trainer
@@ -230,7 +231,7 @@ def test_nothing_is_allocated_after_the_first_step():
     with trainer() as made:
         batches = Dataset(DATA).batches(8)
         made._train([next(batches)], 8, True, 0.0)()
-        with ow.trace() as timeline:
+        with opweave_cost.trace() as timeline:
             for batch in batches:
                 made._train([batch], 8, True, 0.0)()
     kinds = {event.kind for event in timeline.events}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opweave.runtime.host.threads import ThreadPool as ThreadPool
     from opweave.sharding.placing import Sharded as Sharded
     from opweave.tools.copy_graph import copy_graph as copy_graph
-    from opweave.tools.trace import trace as trace
     from opweave.warning import OpweaveWarning as OpweaveWarning
 
 __version__ = "0.1.0"
@@ -38,7 +37,6 @@ _LATER = {
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
     "gradients": "opweave.backward",
-    "trace": "opweave.tools.trace",
 }
 
 # What has become a package of its own, by the name that it had here; the distribution is named like the module.
@@ -55,6 +53,7 @@ _MOVED = {
     "profile_run": "opweave_cost.profile_run",
     "relative_positions": "opweave_models.relative_positions",
     "simulate": "opweave_cost.simulate",
+    "trace": "opweave_cost.trace",
     "training": "opweave_training",
     "tune": "opweave_cost.tune",
     "window_partition": "opweave_models.window_partition",

@@ -92,7 +92,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "Function", "Program", "Scheduler", "ThreadPool", "compile",
     ),
     "Looking inside": (
-        "copy_graph", "trace",
+        "copy_graph",
     ),
     "Plugins and devices": (
         "PluginRecord", "Registry", "backend", "backends", "best_device", "default_devices", "device",

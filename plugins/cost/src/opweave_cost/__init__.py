@@ -1,7 +1,7 @@
 """Placement by predicted cost, profiles of devices, and planning with simulated ones.
 
 ``profile`` measures a device once, ``tune`` and ``measure_steps`` measure a graph, ``profile_run`` the parts of a
-program's runs; ``simulate`` makes a device of figures. With this package installed,
+program's runs, ``trace`` records a timeline; ``simulate`` makes a device of figures. With this package installed,
 ``opweave.Scheduler(placement="cost")`` and ``Program.predicted`` work.
 """
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from opweave_cost.simulation import simulate as simulate
     from opweave_cost.step_times import measure_steps as measure_steps
     from opweave_cost.store import profile as profile
+    from opweave_cost.timeline import trace as trace
 
-__all__ = ["measure_steps", "profile", "profile_run", "simulate", "tune"]
+__all__ = ["measure_steps", "profile", "profile_run", "simulate", "trace", "tune"]
 
 # The hooks of this package are imported by commands that never measure.
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "profile": "opweave_cost.store",
     "profile_run": "opweave_cost.run_parts",
     "simulate": "opweave_cost.simulation",
+    "trace": "opweave_cost.timeline",
     "tune": "opweave_cost.autotune",
 }
 

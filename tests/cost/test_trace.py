@@ -1,4 +1,4 @@
-"""`ow.trace`: a timeline for each stream in Chrome's format."""
+"""`opweave_cost.trace`: a timeline for each stream in Chrome's format."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+import opweave_cost
 from opweave.runtime.host.device import HostDevice
 from opweave.tracing import TRACE
 from tests.support.devices import Separate
@@ -27,7 +28,7 @@ def test_every_stream_has_a_track_with_its_splits_and_copies(tmp_path, parallel)
     path = tmp_path / "t.json"
     with ow.Scheduler([HostDevice(), Separate("a")], parallel=parallel) as scheduler:
         program = build(scheduler)
-        with ow.trace(path):
+        with opweave_cost.trace(path):
             for future in [program.submit(x=np.ones(256, F)) for _ in range(3)]:
                 future.result(10)
             scheduler.synchronize()
@@ -49,10 +50,10 @@ def test_steps_are_recorded_when_asked_for():
     with ow.Scheduler(HostDevice()) as scheduler:
         x = ow.input("x", (256,))
         program = scheduler.build(ow.exp(ow.neg(x)))
-        with ow.trace(steps=True) as timeline:
+        with opweave_cost.trace(steps=True) as timeline:
             program.run(x=np.ones(256, F))
         assert [e.data["op"] for e in timeline.events if e.kind == "step"] == ["neg", "exp"]
-        with ow.trace() as timeline:
+        with opweave_cost.trace() as timeline:
             program.run(x=np.ones(256, F))
         assert [e.kind for e in timeline.events] == ["plan"]
         assert not TRACE.listening
@@ -60,7 +61,7 @@ def test_steps_are_recorded_when_asked_for():
 
 
 def test_memory_is_counted():
-    with ow.trace() as timeline:
+    with opweave_cost.trace() as timeline:
         buffer = HostDevice().alloc(4096)
         buffer.free()
     counters = [row for row in timeline.to_json()["traceEvents"] if row["ph"] == "C"]
@@ -74,7 +75,7 @@ def test_what_was_recorded_is_written_also_when_the_block_fails(tmp_path):
         HostDevice().alloc(64).free()
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), ow.trace(path):
+    with pytest.raises(ZeroDivisionError), opweave_cost.trace(path):
         fail()
     assert len(json.loads(path.read_text())["traceEvents"]) >= 2
 
@@ -83,12 +84,12 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     ran = []
     with (
         pytest.raises(ow.PathError, match=r"no folder .*nowhere; make it first"),
-        ow.trace(tmp_path / "nowhere" / "t.json"),
+        opweave_cost.trace(tmp_path / "nowhere" / "t.json"),
     ):
         ran.append(1)
-    with pytest.raises(ow.PathError, match="is a folder"), ow.trace(tmp_path):
+    with pytest.raises(ow.PathError, match="is a folder"), opweave_cost.trace(tmp_path):
         ran.append(1)
-    with pytest.raises(ow.PathError, match="path of a file"), ow.trace(3):  # type: ignore[arg-type]
+    with pytest.raises(ow.PathError, match="path of a file"), opweave_cost.trace(3):  # type: ignore[arg-type]
         ran.append(1)
     assert not list(tmp_path.iterdir())
     assert ran == []
