@@ -18,7 +18,7 @@ class ExchangingBackend(Backend):
 
     Args:
         count: how many devices.
-        order, together, sends: what it says of all collectives.
+        order, together: what it says of all collectives.
         fault: called with the kind, the results and the parts after each collective.
     """
 
@@ -30,12 +30,11 @@ class ExchangingBackend(Backend):
         order: Any = "shards",
         together: bool = True,
         fault: Callable[[str, list[Any], list[Any]], None] = lambda kind, outs, parts: None,
-        sends: bool = False,
     ) -> None:
         self.members = [Separate(f"x:{i}", BASIC) for i in range(count)]
         for i, member in enumerate(self.members):
             member.backend, member.id = self, f"{i}"
-        self.order, self.together, self.fault, self.sends = order, together, fault, sends
+        self.order, self.together, self.fault = order, together, fault
         self.asked: list[tuple[str, str, int]] = []
         self.made: list[str] = []
 
@@ -46,7 +45,7 @@ class ExchangingBackend(Backend):
         self, kind: CollectiveKind, devices: Sequence[Device], dtype: DType, size: int
     ) -> CollectiveSupport | None:
         self.asked.append((kind, dtype.name, size))
-        return None if self.order is None else CollectiveSupport(self.order, self.together, self.sends)
+        return None if self.order is None else CollectiveSupport(self.order, self.together)
 
     def bind_collective(self, kind: CollectiveKind, stream: Stream, outs: Sequence[Arg], parts: Sequence[Arg]) -> Call:
         results, given = [out.view for out in outs], [part.view for part in parts]

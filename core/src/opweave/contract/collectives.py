@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveKind", "CollectiveSupport", "Collectives"]
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
-"""Which values each device gets: the sum of all parts, all parts one after the other, its own range of the sum; of
-``"send"``, a part of a sum that another device copies to it."""
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+"""Which values each device gets: the sum of all parts, all parts one after the other, its own range of the sum."""
 
 
 class CollectiveSupport(NamedTuple):
@@ -26,13 +25,10 @@ class CollectiveSupport(NamedTuple):
             rounded once; ``"any"``: otherwise.
         together: one call on a stream of the first device does it for all devices. If not, there is a call for each
             device, on a stream of it, which reads the parts in the memory of the others.
-        sends: for sums that are not done together: each device copies its part to the memory of the others itself
-            (``"send"``), before the others' calls, which then read these copies and may overwrite them.
     """
 
     order: Literal["shards", "any"]
     together: bool
-    sends: bool = False
 
 
 @runtime_checkable
@@ -65,17 +61,16 @@ class Collectives(Protocol):
         """Prepare a collective, or the share of one device in it.
 
         The call is work of ``stream``: it is queued, or complete on return, as other work of the stream is. The parts
-        are complete when the stream reaches it. It must not change them, but for those that are also in ``outs``.
+        are complete when the stream reaches it. It must not change them.
 
         Args:
             stream: of the first device, if the collective is done together, else of the device whose share this is.
             outs: the result of each device, if the collective is done together; then all operands are dense, parts
                 have equal sizes, and gathered or scattered ranges lie in memory one after the other. Else the result of
-                this device; if the backend sends, the copies that were sent to it follow, which nobody reads later.
+                this device.
             parts: what each device gives. For a device's share in ``"all_reduce"`` and ``"reduce_scatter"`` they have
                 the shape of the result, with any strides, and a bias may follow, which is added last; in
-                ``"all_gather"`` their shapes differ from that of the result along one axis; for ``"send"`` there is one
-                part, with the shape of the result, which lies on another device.
+                ``"all_gather"`` their shapes differ from that of the result along one axis.
 
         Returns:
             A function without arguments, which is called in each run.

@@ -55,19 +55,13 @@ class CpuBackend(Backend):
     def collective_support(
         self, kind: CollectiveKind, devices: Sequence[Device], dtype: DType, size: int
     ) -> CollectiveSupport | None:
-        """``None`` for block types. Each device copies its partial sums to the others, which write over the copies: a
-        core that writes again where another one has only read waits up to 33 ns for each cache line, where that has
-        written too about 3 (see docs/performance.md)."""
-        return CollectiveSupport("shards", together=False, sends=True) if dtype.block == 1 else None
+        """``None`` for block types. Each device adds, or puts together, what it reads in the memory of the others."""
+        return CollectiveSupport("shards", together=False) if dtype.block == 1 else None
 
     def bind_collective(self, kind: CollectiveKind, stream: Stream, outs: Sequence[Arg], parts: Sequence[Arg]) -> Call:
         """The call by which one device does its share of a collective; see `opweave.contract.Collectives`."""
-        arrays = [part.view for part in parts]
-        if kind in ("all_gather", "send"):
-            return Gathering(outs[0].view, arrays)
-        # The first copy sent here is one of the first two parts, so that no part is written before it is read.
-        sent = [i for i, part in enumerate(parts) if part in outs[1:]]
-        return Sum(outs[0].view, arrays, over=sent[0] if sent else None)
+        make = Gathering if kind == "all_gather" else Sum
+        return make(outs[0].view, [part.view for part in parts])
 
     def features(self) -> Mapping[str, Any]:
         """BLAS, its threads and the CPU's instruction sets."""

@@ -58,37 +58,30 @@ class Sum:
     Args:
         out: gets the sum; overlaps none of the others.
         terms: two arrays or more of its shape and dtype.
-        over: the number of a term that nobody reads later. The sum is written there before it is copied to ``out``:
-            another core writes this memory before each sum, and does that faster where this one has written too.
     """
 
     __slots__ = ("_chunks", "_wide")
 
-    def __init__(self, out: Array, terms: Sequence[Array], over: int | None = None) -> None:
+    def __init__(self, out: Array, terms: Sequence[Array]) -> None:
         wide = out.dtype.itemsize < 4 and not np.can_cast(out.dtype, np.int64)
         if all(array.flags.c_contiguous for array in (out, *terms)):
             out, terms = out.reshape(-1), [term.reshape(-1) for term in terms]
-        whole = len(terms) == 2 and not wide and over is None
-        rows = len(out) if whole else max(1, CHUNK * len(out) // out.nbytes)
-        places = [out] if over is None else [terms[over], out]
+        rows = len(out) if len(terms) == 2 and not wide else max(1, CHUNK * len(out) // out.nbytes)
         self._chunks: Final = [
-            ([place[i : i + rows] for place in places], [term[i : i + rows] for term in terms])
-            for i in range(0, len(out), rows)
+            (out[i : i + rows], [term[i : i + rows] for term in terms]) for i in range(0, len(out), rows)
         ]
         self._wide: Final = np.empty(out[:rows].shape, np.float32) if wide else None
 
     def __call__(self) -> None:
         with np.errstate(all="ignore"):
-            for (out, *copies), (first, second, *others) in self._chunks:
+            for out, (first, second, *others) in self._chunks:
                 if self._wide is None:
                     np.add(first, second, out=out)
                     for other in others:
                         np.add(out, other, out=out)
-                else:
-                    total = self._wide[: len(out)]
-                    total[...] = first
-                    for other in (second, *others):
-                        np.add(total, other.astype(np.float32), out=total)
-                    out[...] = total
-                for copy in copies:
-                    np.copyto(copy, out)
+                    continue
+                total = self._wide[: len(out)]
+                total[...] = first
+                for other in (second, *others):
+                    np.add(total, other.astype(np.float32), out=total)
+                out[...] = total

@@ -227,7 +227,6 @@ class _Timeline:
         self.death: Final = [-1] * len(partition.sizes)
         self.inplace: Final[list[tuple[int, int, int]]] = []
         self.moment = 0
-        self._arenas: Final = partition.arenas
         self._started: Final[dict[int, int]] = {}  # target -> when its last split started
         self._summed: Tensor | None = None  # whose partial sums were added last
         self._added: Final[set[int]] = set()  # the storages of those
@@ -239,8 +238,7 @@ class _Timeline:
         self.moment += 1
         for copy in split.copies:
             self._copy(copy, split)
-        if split.items or not all(copy.kind == "send" for copy in split.copies):
-            self._started[split.target.index] = self.moment
+        self._started[split.target.index] = self.moment
         return self.moment
 
     def _copy(self, copy: Copy, split: Split) -> None:
@@ -250,9 +248,8 @@ class _Timeline:
         for view in copy.writes:
             dst = view.storage
             if birth[dst] < 0:
-                # What a device sends may arrive while the steps before the sum run.
-                early = copy.kind == "send" or (copy.cause == "weight-fetch" and split.target.fetches_ahead)
-                birth[dst] = self._started.get(self._arenas[dst], moment) if early else moment
+                early = copy.cause == "weight-fetch" and split.target.fetches_ahead
+                birth[dst] = self._started.get(split.target.index, moment) if early else moment
             death[dst] = moment
         if copy.terms:
             if copy.tensor is not self._summed:

@@ -42,15 +42,13 @@ class Exchange(NamedTuple):
         provider: the procedure of a backend that does it; ``None``: the host adds.
         together: where the exchange is one action for all devices, the node that each of them gets, ``None`` where
             nobody reads it there; empty where each device does its share by itself.
-        targets: the targets of such an action, and of an exchange whose parts are sent, in the order of the parts.
-        sends: each target sends its part to the others.
+        targets: the targets of such an action, in the order of the parts.
     """
 
     what: Collective
     provider: Collectives | None
     together: tuple[Tensor | None, ...] = ()
     targets: tuple[Target, ...] = ()
-    sends: bool = False
 
 
 def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
@@ -169,8 +167,7 @@ def _by_itself(
     """How a target does its share of a collective by itself: by the procedure that was found, or as sums over memory
     that the host addresses. ``None``: in neither way."""
     if found is not None:
-        sends = found[1].sends and what.kind != "all_gather"
-        return Exchange(what, found[0], targets=tuple(members), sends=sends) if target in members else None
+        return Exchange(what, found[0]) if target in members else None
     shared = target.buffer_type.is_host and all(member.buffer_type.is_host for member in members)
     return Exchange(what, None) if shared and what.kind != "all_gather" else None
 

@@ -69,7 +69,6 @@ class _Partitioner:
             from opweave.scheduler.plan.collectives import plan_exchanges  # most graphs read no weights in shards
 
             self.exchanges, self.absorbed = plan_exchanges(source, assignment, observed)
-        self.sent: dict[tuple[Tensor, Tensor], StorageView] = {}  # end of a collective and term -> the copy it got
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
@@ -281,43 +280,17 @@ class _Partitioner:
         return True
 
     def _share(self, node: Tensor, exchange: Exchange, target: Target) -> None:
-        """The share of one device in a collective: it reads parts where they lie, or copies that were sent to it."""
+        """The share of one device in a collective: it reads the parts where they lie."""
         what, provider = exchange.what, exchange.provider
-        if exchange.sends and not any((node, term) in self.sent for term in what.terms):
-            self._send(exchange)
         split = self.split
         if split is None or split.target is not target or split.items:
             split = self._open(target)
-        sent = tuple([self.sent[node, term] for term in what.terms if (node, term) in self.sent])
         out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
-        first, *terms = [self.sent.get((node, term)) or self.storages.shown(term, target) for term in what.terms]
+        first, *terms = [self.storages.shown(term, target) for term in what.terms]
         bias = None if what.bias is None else self.storages.shown(what.bias, target)
         cause = what.kind.replace("_", "-") if provider is None else "collective"
-        split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider, sent))
+        split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider))
         self.storages.made_in[self.storages.settle(node, out.storage)] = -1
-
-    def _send(self, exchange: Exchange) -> None:
-        """Copies of partial sums to all devices that add them, each by the device that made it, before any is added."""
-        what, provider = exchange.what, exchange.provider
-        ends = [
-            (node, other.what.terms)
-            for node, other in self.exchanges.items()
-            if other.sends and (other.what.kind, other.what.of, other.what.parts) == (what.kind, what.of, what.parts)
-        ]
-        for i, source in enumerate(exchange.targets):
-            others = [(node, terms[i]) for node, terms in ends if self.target_of[node] != source.index]
-            split = self._open(source) if others else None
-            for node, term in others:
-                copy = StorageView.dense(
-                    self.storages.temporary(node, node.nbytes, self.target_of[node]), node.dtype, node.shape
-                )
-                self.sent[node, term] = copy
-                self.storages.made_in[copy.storage] = -1
-                assert split is not None
-                split.copies.append(
-                    Copy(what.of, self.storages.shown(term, source), copy, "collective", kind="send", provider=provider)
-                )
-        self.split = None
 
     def _exchange(self, exchange: Exchange) -> None:
         """A collective that a backend does for all devices at once, on the first of them."""

@@ -84,7 +84,7 @@ class Copy(NamedTuple):
         kind: of collectives, which it is.
         provider: of collectives that a backend does, its procedure; ``None``: the host adds.
         outs: of a collective that a backend does for all devices at once, where the devices but the first get their
-            results; of sums of terms that were sent, these terms, which the sum may overwrite.
+            results.
     """
 
     tensor: Tensor
@@ -117,12 +117,9 @@ class Copy(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied, of all rows where ``ids`` choose some; for sums those of all terms but one, and
-        none where the terms were sent."""
+        """Bytes that are copied, of all rows where ``ids`` choose some; for sums those of all terms but one."""
         if self.kind is None:
             return nbytes(self.dst.shape, self.dst.dtype)
-        if self.kind != "send" and any(view == self.src or view in self.terms for view in self.outs):
-            return 0
         results = sum([nbytes(view.shape, view.dtype) for view in self.writes])
         return results * (len(self.terms) if self.kind in ("all_reduce", "reduce_scatter") else 1)
 

@@ -75,7 +75,6 @@ def _exchange(
             inapplicable(str(why))
         parts = [_operand(stack, device, dtype, SIZE) for device in devices]
         outs = [_operand(stack, device, dtype, sizes[kind]) for device in devices]
-        sends: list[tuple[Stream, Call]] = []
         calls: list[tuple[Stream, Call]] = []
         for i, stream in enumerate(streams):
             if support.together:
@@ -83,38 +82,21 @@ def _exchange(
                     calls.append((stream, bind_collective(kind, found, stream, outs, parts)[0]))
                 continue
             share = list(parts)
-            copies: list[Arg] = []
             if kind == "reduce_scatter":
                 step = sizes[kind]
                 share = [_window(part, i * step, step) for part in parts]
-            if support.sends and kind != "all_gather":
-                copies = [_operand(stack, stream.device, dtype, sizes[kind]) for _ in parts[1:]]
-                sends += _sends(found, streams, i, copies, share)
-            calls.append((stream, bind_collective(kind, found, stream, [outs[i], *copies], share)[0]))
+            calls.append((stream, bind_collective(kind, found, stream, [outs[i]], share)[0]))
         for _ in range(2):
             values = [_values(subject.rng, dtype) for _ in devices]
             for part, array in zip(parts, values, strict=True):
                 _fill(part, array)
             for out in outs:
                 _fill(out, None)
-            _make(streams, sends)
             _make(streams, calls)
             for part, array in zip(parts, values, strict=True):
                 _expect_bytes(part, array, f"{what}: a part")
             _judge(kind, support.order == "shards", outs, values, what)
     return True
-
-
-def _sends(
-    found: Collectives, streams: Sequence[Stream], receiver: int, copies: Sequence[Arg], share: list[Arg]
-) -> list[tuple[Stream, Call]]:
-    """The calls that send the shares of all others to a device. Its copies take the places of these in ``share``."""
-    calls = []
-    others = [j for j in range(len(streams)) if j != receiver]
-    for j, copy in zip(others, copies, strict=True):
-        calls.append((streams[j], bind_collective("send", found, streams[j], [copy], [share[j]])[0]))
-        share[j] = copy
-    return calls
 
 
 def _operand(stack: ExitStack, device: Device, dtype: DType, size: int) -> Arg:
