@@ -20,7 +20,7 @@ NAMES = """
     Step Stream Tensor ThreadPool Unavailable UnknownNameError UnsupportedOpError Usage Weights abs accumulate acos
     acosh add add_expert add_region arange argmax argsort as_dtype asin asinh assign atan atanh attention avg_pool1d
     avg_pool2d backend backends bernoulli best_device broadcast_to cast causal_conv1d ceil clamp col2im
-    compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy copy_graph cos cosh
+    compile concat constant contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d copy cos cosh
     count_equal cross_entropy cumsum custom default_devices define_op dequantize device devices dft diag diag_embed
     diagonal div elu embedding equal erf exp expand_dims expert_linear expm1 flatten flip floor from_dlpack full
     gated_delta_rule gated_linear_attention geglu gelu gelu_quick gelu_tanh gradients greater greater_equal group_norm

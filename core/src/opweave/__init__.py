@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from opweave.kv_cache import KVCache as KVCache
     from opweave.runtime.host.threads import ThreadPool as ThreadPool
     from opweave.sharding.placing import Sharded as Sharded
-    from opweave.tools.copy_graph import copy_graph as copy_graph
     from opweave.warning import OpweaveWarning as OpweaveWarning
 
 __version__ = "0.1.0"
@@ -32,7 +31,6 @@ _LATER = {
     "OpweaveWarning": "opweave.warning",
     "Sharded": "opweave.sharding.placing",
     "ThreadPool": "opweave.runtime.host.threads",
-    "copy_graph": "opweave.tools.copy_graph",
     "compile": "opweave.function",
     "from_dlpack": "opweave.dlpack",
     "load_weights": "opweave.formats.load",
@@ -46,6 +44,7 @@ _MOVED = {
     "combine": "opweave_combined.combine",
     "compare": "opweave_conformance.compare",
     "conformance": "opweave_conformance",
+    "copy_graph": "opweave_cost.copy_graph",
     "hyper_connection_post": "opweave_models.hyper_connection_post",
     "hyper_connection_pre": "opweave_models.hyper_connection_pre",
     "measure_steps": "opweave_cost.measure_steps",

@@ -91,9 +91,6 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Running": (
         "Function", "Program", "Scheduler", "ThreadPool", "compile",
     ),
-    "Looking inside": (
-        "copy_graph",
-    ),
     "Plugins and devices": (
         "PluginRecord", "Registry", "backend", "backends", "best_device", "default_devices", "device",
         "devices", "hookimpl", "load", "load_all", "load_all_from_path", "open_device", "plugins", "register",

@@ -47,7 +47,7 @@ ROWS = FUNCTION_ROWS + OP_ROWS
 def resolve(path: str) -> Any:
     """What ``ow.Buffer.clear`` or ``opweave.contract.Plan.run`` means; `None` for attributes that only objects have."""
     first, *rest = path.split(".")
-    packages = ("opweave_combined", "opweave_conformance", "opweave_models", "opweave_training")
+    packages = ("opweave_combined", "opweave_conformance", "opweave_cost", "opweave_models", "opweave_training")
     assert first in ("ow", "opweave", *packages), path
     value: Any = importlib.import_module(package := "opweave" if first == "ow" else first)
     for i, name in enumerate(rest):

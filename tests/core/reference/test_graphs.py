@@ -12,6 +12,7 @@ import pytest
 
 import opweave as ow
 import opweave_combined
+import opweave_cost
 from opweave.runtime.host.device import HostDevice
 from tests.support.real_devices import make, real_device
 
@@ -74,7 +75,7 @@ def test_a_copy_of_a_graph_ends_by_itself(device):
     """`graph_copy`, `graph_copy_free`: the original and its states go on."""
     total = ow.state(f"counted-{device.name}", (4,), fill=1)
     output = ow.assign(total, total + 1.0)
-    copied = ow.copy_graph(output).outputs
+    copied = opweave_cost.copy_graph(output).outputs
     with ow.Scheduler([device, HostDevice()]) as scheduler:
         program, other = scheduler.build(output), scheduler.build(copied)
         for n in (2, 3):

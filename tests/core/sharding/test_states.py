@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.tools.copy_graph import copy_graph
+import opweave_cost
 from opweave_training.checkpoint import restore, write_checkpoint
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member
@@ -125,7 +125,7 @@ def test_copies_of_graphs_have_the_values(pair):
     state = ow.state("copied_states", (6, 8), device=ow.Sharded(pair, 1, multiple=1))
     ow.write(state, numbers(6, 8))
     with ow.Scheduler(pair[0]) as scheduler:
-        outputs, _ = copy_graph(ow.neg(state))
+        outputs, _ = opweave_cost.copy_graph(ow.neg(state))
         assert np.array_equal(scheduler.build(outputs).run(), -numbers(6, 8))
 
 

@@ -10,9 +10,9 @@ from opweave.graph.layout import nbytes
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape, Strides
-    from opweave.graph.tensor import Signature, Tensor
+    from opweave.graph.tensor import Tensor
 
-__all__ = ["decisive_dtype", "window_bytes", "work"]
+__all__ = ["window_bytes", "work"]
 
 
 def window_bytes(window: tuple[DType, Shape, Strides]) -> int:
@@ -37,11 +37,3 @@ def work(node: Tensor) -> tuple[int, int]:
         # At most as many rows as there are ids are read.
         sizes[table] = sizes[table] // max(rows, 1) * min(rows, prod(signature.srcs[ids][1]))
     return sum(sizes) + nbytes(node.shape, node.dtype), op.flops(node)
-
-
-def decisive_dtype(signature: Signature) -> str:
-    """The dtype that decides which kernel runs: for products that of the weights, else that of the first source."""
-    windows = signature.srcs
-    if not windows:
-        return signature.out[0].name
-    return windows[1 if signature.op.product and len(windows) > 1 else 0][0].name

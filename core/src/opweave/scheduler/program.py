@@ -103,7 +103,7 @@ class PlannedGraph:
             SchedulerError: ``opweave-cost``, which predicts, is not installed.
         """
         if self.partition.prediction is None:
-            from opweave.scheduler.explain.prediction import predictor  # most programs are not predicted
+            from opweave.scheduler.place.strategy import predictor  # most programs are not predicted
 
             # As a cached property: made when it is first asked for, and then shown by reports too.
             object.__setattr__(self.partition, "prediction", predictor().predict(self.partition))

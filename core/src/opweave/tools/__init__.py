@@ -1,4 +1,4 @@
-"""Debugging tools: copies of graphs, timelines of runs, diagnoses, the error of a result.
+"""Debugging tools: diagnoses, the error of a result.
 
 Words are explained in ``docs/glossary.md``, use in ``docs/guide``.
 """

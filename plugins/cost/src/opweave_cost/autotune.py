@@ -13,8 +13,8 @@ from opweave.errors import AllocationError, SchedulerError
 from opweave.graph.graph import Graph
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import checked_outputs
-from opweave.tools.copy_graph import copy_graph
 from opweave.units import human_time
+from opweave_cost.graph_copy import copy_graph
 from opweave_cost.run_parts import step_times
 from opweave_cost.step_times import note_steps
 

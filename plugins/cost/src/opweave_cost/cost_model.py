@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.graph.layout import is_dense, nbytes
 from opweave.graph.opdef import OPS
-from opweave.graph.work import decisive_dtype, work
+from opweave.graph.work import work
 
 if TYPE_CHECKING:
     from opweave.contract import Device, MemorySpace
@@ -311,3 +311,11 @@ class CostModel:
                 for a in self.targets
             ]
         return known
+
+
+def decisive_dtype(signature: Signature) -> str:
+    """The dtype that decides which kernel runs: for products that of the weights, else that of the first source."""
+    windows = signature.srcs
+    if not windows:
+        return signature.out[0].name
+    return windows[1 if signature.op.product and len(windows) > 1 else 0][0].name

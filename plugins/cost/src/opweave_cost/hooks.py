@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ByCost:
-    """The strategy ``"cost"``, which also predicts (`opweave.scheduler.explain.prediction.Predictor`)."""
+    """The strategy ``"cost"``, which also predicts (`opweave.scheduler.place.strategy.Predictor`)."""
 
     def __call__(self, problem: PlacementProblem) -> tuple[Assignment, Prediction | None]:
         from opweave_cost.place import place_by_cost

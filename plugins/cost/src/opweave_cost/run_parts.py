@@ -16,13 +16,13 @@ from opweave.errors import SchedulerError
 from opweave.function import Function
 from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
-from opweave.graph.work import decisive_dtype, window_bytes, work
+from opweave.graph.work import window_bytes, work
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
 from opweave.scheduler.explain.report import where
 from opweave.tracing import TRACE
-from opweave_cost.cost_model import CostModel
+from opweave_cost.cost_model import CostModel, decisive_dtype
 from opweave_cost.predict import where_lies
 from opweave_cost.run_profile import RunProfile, RunRow
 from opweave_cost.store import profile

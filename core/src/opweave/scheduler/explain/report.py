@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler.explain.page import COLOURS, MOST_NODES, Report, render
-from opweave.scheduler.explain.prediction import remarks_on
 from opweave.scheduler.place.assign import CAUSES
 from opweave.scheduler.place.prediction import MemoryUse
+from opweave.scheduler.place.strategy import remarks_on
 from opweave.scheduler.plan.allocate import lifetimes
 from opweave.scheduler.plan.fuse import unfused
 from opweave.scheduler.plan.splits import COPY_CAUSES

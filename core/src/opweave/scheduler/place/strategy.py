@@ -1,15 +1,16 @@
-"""Strategies of placement, which ``Scheduler(placement=...)`` chooses among: ``"priority"`` is the core's own
-(`assign`), plugins offer others by the hook ``opweave_placements`` and are only imported when one is asked for. So are
-rewrites of graphs (``opweave_rewrites``), of which ``Scheduler(memory_limit=...)`` needs one."""
+"""Strategies of placement for ``Scheduler(placement=...)``: ``"priority"`` is the core's own (`assign`), plugins offer
+others by the hook ``opweave_placements``, imported when one is asked for; some also predict (`Predictor`). Rewrites of
+graphs (``opweave_rewrites``) come the same way; ``Scheduler(memory_limit=...)`` needs one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from opweave import registry
+from opweave.contract.device import Kind
 from opweave.errors import SchedulerError
 from opweave.packages import pip_install
 from opweave.scheduler.place.assign import Assignment, assign
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
+    from opweave.scheduler.plan.splits import Partition
 
-__all__ = ["PlacementProblem", "Rewrite", "Strategy", "rewrite", "strategy"]
+__all__ = ["PlacementProblem", "Predictor", "Rewrite", "Strategy", "predictor", "remarks_on", "rewrite", "strategy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,45 @@ def strategy(name: str) -> Strategy:
     if name not in offered:
         raise SchedulerError(f"placement is {' or '.join(map(repr, ['priority', *offered]))}, not {name!r}")
     return cast("Strategy", offered[name])
+
+
+class Predictor(Protocol):
+    """A strategy that also predicts what was placed otherwise."""
+
+    def __call__(self, problem: PlacementProblem, /) -> tuple[Assignment, Prediction | None]: ...
+
+    def predict(self, partition: Partition) -> Prediction:
+        """What a run of a partitioned graph takes."""
+        ...
+
+    def remarks(self, partition: Partition) -> list[str]:
+        """A sentence for each device that computes what a faster one of this machine would run."""
+        ...
+
+
+def predictor() -> Predictor:
+    """The first strategy that predicts.
+
+    Raises:
+        SchedulerError: there is none; it says what to install.
+    """
+    return _find_predictor() or cast("Predictor", strategy("cost"))
+
+
+def remarks_on(partition: Partition) -> list[str]:
+    """What a package that predicts remarks on products of quantized weights on processors; it is not imported without
+    such products."""
+    slow = [split for split in partition.splits if split.target.device.kind in (Kind.CPU, Kind.HOST)]
+    products = [node for split in slow for node in split.nodes if node.op is not None and node.op.product]
+    if not any(weight.dtype.block > 1 for node in products for weight in node.srcs[1:2]):
+        return []
+    found = _find_predictor()
+    return [] if found is None else found.remarks(partition)
+
+
+def _find_predictor() -> Predictor | None:
+    """The first strategy that predicts, ``None`` without a package that offers one."""
+    return next((offered for offered in registry.REGISTRY.placements().values() if hasattr(offered, "predict")), None)
 
 
 Rewrite = Callable[
