@@ -284,6 +284,15 @@ def test_what_is_undefined_is_not_asked_for():
     assert differences(np.zeros(3, np.int32), []) == ""
 
 
+def test_sums_beyond_the_largest_number_may_be_anything_and_infinities_may_not():
+    large = np.array([3e38, 3e38, -3e38], np.float32)
+    samples = samples_of(lambda x: ow.sum(x[:2] * 1.0), x=large)
+    assert samples[0] == np.inf
+    assert differences(np.array(np.nan, np.float32), samples) == ""
+    samples = samples_of(lambda x: ow.log(x * 0.0), x=large)
+    assert "not -inf" in differences(np.full(3, np.nan, np.float32), samples)
+
+
 @pytest.mark.parametrize(("padding", "asked"), [(0, True), (1, False)])
 def test_weights_that_are_no_numbers_are_not_asked_for_over_padding(padding, asked):
     x, weight = np.ones((1, 1, 3, 3), np.float32), np.full((1, 1, 3, 3), np.nan, np.float32)

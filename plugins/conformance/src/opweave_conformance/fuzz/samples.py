@@ -141,6 +141,10 @@ def _value(tensor: Tensor, known: Mapping[Tensor, Samples], i: int, rng: np.rand
         np.copyto(value, op.reference(*arrays, **tensor.attrs), casting="unsafe")
         if not i or not limit:
             return value
+        if not op.pointwise and all(np.isfinite(a).all() for a in arrays if a.dtype.kind not in "iub"):
+            # A sum of finite numbers that is beyond the largest one: a device may have been there on the way, and got
+            # NaN from the rest of the sum. What is finite in some samples is not asked for.
+            value[np.isinf(value)] = 0
         return _moved(value, limit, _hidden(tensor, arrays), i, rng)
 
 
