@@ -12,6 +12,7 @@ from tests.support.bare_numbers import bare, bare_numbers
 
 NUMBERS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
     "opweave_cpu": {
+        ("jit/integer_products.py", "8"): "bytes of a type",
         ("jit/activations.py", "1 << 31"): "the range of i32",
         ("jit/activations.py", "15"): "the largest value of 4 bits",
         ("jit/argmax.py", "1 << 31"): "the range of i32",

@@ -38,7 +38,7 @@ JUNK = [
 ]
 FUNCTIONS = sorted([
     *vars(ops)["__all__"], "input", "constant", "state", "weights", "as_dtype", "read", "write", "place", "compile",
-    "define_op", "from_dlpack", "compare", "quantize", "dequantize",
+    "define_op", "from_dlpack", "quantize", "dequantize", "opweave_conformance.compare",
 ])
 # fmt: on
 ANY = st.sampled_from([*TENSORS, *JUNK])
@@ -58,7 +58,9 @@ def outcome(call, *args, **kwargs):
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_arguments_of_any_kind(name: str, data: st.DataObject):
-    function = getattr(ow, name, None) or getattr(ops, name)
+    module, _, name = name.rpartition(".")
+    package = pytest.importorskip(module) if module else ow
+    function = getattr(package, name, None) or getattr(ops, name)
     parameters = list(inspect.signature(function).parameters.values())
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     optional = [p.name for p in parameters if p.default is not p.empty]

@@ -61,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
             seconds=config.getoption("--opweave-timeout") or SECONDS,
             sample=sample is not None,
         )
-        del config.stash[SUITE].items[sample:]
+        if sample is not None:
+            del config.stash[SUITE].items[sample:]
     except OpweaveError as error:
         raise pytest.UsageError(str(error)) from None
 
