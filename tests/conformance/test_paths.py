@@ -207,7 +207,7 @@ def test_a_limit_that_no_case_reads_fails(monkeypatch):
 
     found = checked(Careless(), "path-unread-*", monkeypatch, "sum")
     assert found["path-unread-1"] == (
-        "failed: no case of the suite reads the limit unread: none of its ways through a kernel is tried"
+        "failed: no case of the suite reads the limit unread: none of its paths through a kernel is tried"
     )
 
 

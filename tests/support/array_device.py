@@ -9,8 +9,8 @@ import numpy as np
 
 from opweave.contract import Arg, Backend, Device, Kind, Step, Stream
 from opweave.functional import ArrayDevice, ArrayLibrary, evaluate
+from opweave.graph.layout import array_shape
 from opweave.graph.opdef import OPS
-from opweave.runtime.host.storage import array_shape
 
 DLPACK = (12, 7)
 """A type of device for extensions of DLPack, whose memory the host does not read."""

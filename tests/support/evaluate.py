@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from opweave.graph.layout import array_shape
 from opweave.graph.tensor import Tensor
-from opweave.runtime.host.storage import array_shape
 
 Array = np.ndarray[Any, Any]
 

@@ -17,12 +17,12 @@ from opweave.errors import BoundsError, DTypeError, FormatError, LayoutError, Sh
 from opweave.graph.blocks import Blocks
 from opweave.graph.container import pack, unpack
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64
+from opweave.graph.layout import array_shape
 from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Where, state
 from opweave.ops.encoding import ENCODED
 from opweave.ops.movement import after
-from opweave.runtime.host.storage import array_shape
 from opweave.sharding.placing import Sharded
 
 __all__ = ["Batch", "KVCache"]

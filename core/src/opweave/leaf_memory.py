@@ -24,6 +24,7 @@ from opweave.errors import (
 from opweave.graph.arrays import host_array
 from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.dtypes import DType
+from opweave.graph.layout import array_shape
 from opweave.graph.leaf import Location, Placement, Shards
 from opweave.graph.tensor import Tensor
 from opweave.ops.quantization import quantize
@@ -31,7 +32,7 @@ from opweave.progress import shown
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.changes import CHANGES
 from opweave.runtime.device import Device
-from opweave.runtime.host.storage import array_shape, read, write
+from opweave.runtime.host.storage import read, write
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 

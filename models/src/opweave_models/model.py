@@ -18,7 +18,7 @@ from opweave.errors import BoundsError, FormatError, LifetimeError, UnsupportedO
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave_models.chat import BUILT_IN, Message, Template
-from opweave_models.config import Pooling
+from opweave_models.config import Config, Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
 from opweave_models.files import ModelFile, block_type, open_model
@@ -138,15 +138,12 @@ class Model:
         self._template = template
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
-        windows = [self.config.window if windowed else None for windowed in self.config.windowed]
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
         if self.config.causal:
-            self.cache = ow.KVCache(
-                self.config.layers, plan.sequences, plan.context, self.config.groups, self.config.size, plan.kv,
-                device=plan.layers if plan.placed else None, window=windows,
-            )  # fmt: skip
+            layers = plan.layers if plan.placed else None
+            self.cache = _new_cache(self.config, plan.sequences, plan.context, plan.kv, layers)
             self.step: Any = ow.compile(self.graph, devices=scheduler)
         else:
             self.step = ow.compile(self._encoded, devices=scheduler)
@@ -299,9 +296,8 @@ class Model:
             session = Session(self, cache.restore(path, self.file.label))
             session.tokens = cache.tokens(session.sequence)
             if session.tokens:
-                cache.truncate(
-                    session.sequence, len(session.tokens) - 1
-                )  # the last one is computed again, for its logits
+                # The last token is computed again, for its logits.
+                cache.truncate(session.sequence, len(session.tokens) - 1)
         return session
 
     def generate(self, prompt: str, *, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Any:
@@ -485,8 +481,7 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
     weights = ow.weights(_quantized(file, None))
     if config.causal:
         context = max(length, min(config.context, 4096))
-        windows = [config.window if windowed else None for windowed in config.windowed]
-        cache = ow.KVCache(config.layers, 1, context, config.groups, config.size, "f16", window=windows)
+        cache = _new_cache(config, 1, context)
         batch = cache.feed({cache.join(): [0] * length})
         tokens, positions, slots, blocks, last = [
             ow.input(name, getattr(batch, name).shape, "i64")
@@ -498,6 +493,12 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
         output = encode(config, weights, tokens, mask, config.pooling)
     with ow.Scheduler(devices) as scheduler:
         yield scheduler.partition(output)
+
+
+def _new_cache(config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None) -> ow.KVCache:
+    """An empty cache of a decoder: rings where its layers look back over a window."""
+    windows = [config.window if windowed else None for windowed in config.windowed]
+    return ow.KVCache(config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows)
 
 
 def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:

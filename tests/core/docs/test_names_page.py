@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 
 import opweave
 from opweave import ops
 from opweave.names import GROUPS
+from tests.support.scripts import load_script
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -26,11 +26,7 @@ def order(name: str) -> tuple[bool, bool, str]:
 
 
 def test_the_page_shows_them_with_their_docstrings():
-    spec = importlib.util.spec_from_file_location("generate_names", DOCS / "generate_names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generator = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generator)
+    generator = load_script("docs/generate_names.py")
     assert generator.render() == (DOCS / "names.md").read_text(encoding="utf-8"), "run python docs/generate_names.py"
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir()}
     assert generator.reference() == pages, "run python docs/generate_names.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from opweave import ops
 from opweave.contract.kernels import KernelTable
 from opweave.graph.opdef import OPS
+from tests.support.scripts import load_script
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
@@ -20,12 +20,7 @@ PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_operations", DOCS / "generate_operations.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/generate_operations.py")
 
 
 def test_the_page_is_up_to_date(generator: ModuleType):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
@@ -25,12 +26,7 @@ RESULT = {
 
 @pytest.fixture(scope="module")
 def generator() -> Any:
-    spec = importlib.util.spec_from_file_location("generate_performance", ROOT / "docs" / "generate_performance.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/generate_performance.py")
 
 
 def test_each_benchmark_has_a_place() -> None:

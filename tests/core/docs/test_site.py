@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).parents[3]
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    return script("site_hooks")
+    return load_script("docs/site_hooks.py")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +58,6 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path):
         '<a href="there/#top">1</a><a href="there/#lost">2</a><a href="gone/">3</a><img src="no.png">'
         '<a href="https://pypi.org/x">4</a>'
     )
-    assert sorted(script("check_site").broken_links(tmp_path)) == [
+    assert sorted(load_script("docs/check_site.py").broken_links(tmp_path)) == [
         "index.html: gone/", "index.html: no.png", "index.html: there/#lost", "there/index.html: #bottom"
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opweave.contract import Arg
 from opweave.functional import ArrayMemory
 from opweave.graph.dtypes import DTYPES, f32, i16, i64
-from opweave.runtime.host.storage import array_shape
+from opweave.graph.layout import array_shape
 from tests.support.array_device import Array, Library
 
 SIZE = 64

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opweave.errors import Broken
+from opweave.graph.layout import array_shape
 from opweave.graph.opdef import OPS
-from opweave.runtime.host.storage import array_shape
 
 if TYPE_CHECKING:
     from opweave.contract.step import Arg, Step

@@ -8,8 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from opweave.concurrency import Lock
-from opweave.graph.layout import nbytes
-from opweave.runtime.host.storage import array_shape
+from opweave.graph.layout import array_shape, nbytes
 
 if TYPE_CHECKING:
     from opweave.functional.library import ArrayLibrary

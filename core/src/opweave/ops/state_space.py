@@ -215,6 +215,8 @@ def selective_scan(
             tokens, or beside ``return_last_state``.
         DTypeError: a quantized operand, ``state_ids`` of another dtype.
     """
+    softplus = as_flag("selective_scan", "delta_softplus", delta_softplus)
+    last = as_flag("selective_scan", "return_last_state", return_last_state)
     if state_ids is not None:
         if state is None:
             raise ShapeError("selective_scan: state_ids choose rows of a state, and there is none")
@@ -222,11 +224,11 @@ def selective_scan(
         rows = embedding(reshape(kept, (kept.shape[0], -1)), state_ids)
         state = reshape(rows, (rows.shape[0], *kept.shape[1:]))
     if snapshots is not None:
-        if return_last_state:
+        if last:
             raise ShapeError("selective_scan: return_last_state and snapshots are two forms of one result; give one")
         by_token: dict[str, Any] = {"u": u, "delta": delta, "B": B, "C": C, "z": z}
         lines = {name: make("selective_scan", x) for name, x in by_token.items() if x is not None}
-        rest = {"A": A, "D": D, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
+        rest = {"A": A, "D": D, "delta_bias": delta_bias, "delta_softplus": softplus}
         return _with_snapshots(lines, rest, state, snapshots)
     steps = make("selective_scan", delta)
     if delta_bias is not None:
@@ -236,8 +238,6 @@ def selective_scan(
         steps = add(steps, reshape(bias, (-1, 1)))
     b, c = [_grouped(make("selective_scan", m)) for m in (B, C)]
     srcs = floats("selective_scan", u, steps, A, b, c, optional=[D, state])
-    softplus = as_flag("selective_scan", "delta_softplus", delta_softplus)
-    last = as_flag("selective_scan", "return_last_state", return_last_state)
     attrs = {"softplus": softplus, "skip": D is not None, "last": last}
     result = node(SELECTIVE_SCAN, srcs, attrs)
     x, a = srcs[0], srcs[2]

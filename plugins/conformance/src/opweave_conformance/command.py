@@ -68,7 +68,7 @@ def conformance(
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Timeout of a check from level 3 on.")
     ] = 60,
     show_paths: Annotated[
-        bool, typer.Option("--paths", help="Which ways of its kernels ran: both sides of each limit, by operation.")
+        bool, typer.Option("--paths", help="Which paths of its kernels ran: both sides of each limit, by operation.")
     ] = False,
     seconds: Annotated[
         float | None,
@@ -250,7 +250,7 @@ def _print_paths(console: Console, suite: Suite) -> None:
     from opweave_conformance.report import paths
 
     for device, limits in paths(suite.results).items():
-        table = Table("limit", "operation", "below", "above", title=f"Ways of the kernels of {device}", box=None)
+        table = Table("limit", "operation", "below", "above", title=f"Paths of the kernels of {device}", box=None)
         for limit, ops in limits.items():
             for op, sides in ops.items():
                 # Neither side: the kernel computes with the limit, or its source in another language reads it.

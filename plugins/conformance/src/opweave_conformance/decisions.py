@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 from opweave.contract import Limit
@@ -41,60 +42,51 @@ def merge(into: Decisions, more: Mapping[str, Mapping[Side, int]]) -> None:
 class _Observed(int):
     """The value of a limit. Python asks it first where it is compared with another whole number."""
 
-    _sides: dict[Side, int]
+    sides: dict[Side, int]
 
     def __new__(cls, value: int, sides: dict[Side, int]) -> _Observed:
         self = super().__new__(cls, value)
-        self._sides = sides
+        self.sides = sides
         return self
 
     def note(self, above: bool) -> None:
         side: Side = "above" if above else "below"
-        self._sides[side] = self._sides.get(side, 0) + 1
+        self.sides[side] = self.sides.get(side, 0) + 1
 
 
-def _compared(name: str, above: bool) -> Callable[[_Observed, Any], Any]:
-    """A comparison that notes its side. ``above``: where it holds, the other number reaches the limit."""
-    compare: Final = getattr(int, name)
+def _method(name: str, follow: Callable[[_Observed, Any, Any], Any]) -> Callable[[_Observed, Any], Any]:
+    """A method of whole numbers whose result goes through ``follow``, with the limit's value and the other number."""
+    operate: Final = getattr(int, name)
 
     def method(self: _Observed, other: Any) -> Any:
-        holds = compare(self, other)
-        if holds is not NotImplemented:
-            self.note(holds is above)
-            if isinstance(other, _Observed):  # Python asks only the first of two
-                other.note(holds is not above)
-        return holds
+        result = operate(self, other)
+        return result if result is NotImplemented else follow(self, other, result)
 
     return method
 
 
-def _divided(name: str) -> Callable[[_Observed, Any], Any]:
-    """A division of another number by the limit, which notes whether that reaches beyond it."""
-    divide: Final = getattr(int, name)
-
-    def method(self: _Observed, other: Any) -> Any:
-        result = divide(self, other)
-        if result is not NotImplemented:
-            self.note(abs(other) > int(self))
-        return result
-
-    return method
+def _compared(limit: _Observed, other: Any, holds: bool, *, above: bool) -> bool:
+    """Note the side of a comparison. ``above``: where it holds, the other number reaches the limit."""
+    limit.note(holds is above)
+    if isinstance(other, _Observed):  # Python asks only the first of two
+        other.note(holds is not above)
+    return holds
 
 
-def _computed(name: str) -> Callable[[_Observed, Any], Any]:
-    """An operation whose result, such as a limit for each thread, decides as the limit does."""
-    compute: Final = getattr(int, name)
+def _divided(limit: _Observed, other: int, result: int) -> int:
+    """Note whether a number that is divided by the limit reaches beyond it."""
+    limit.note(abs(other) > int(limit))
+    return result
 
-    def method(self: _Observed, other: Any) -> Any:
-        result = compute(self, other)
-        return result if result is NotImplemented else _Observed(result, self._sides)
 
-    return method
+def _computed(limit: _Observed, _other: Any, result: int) -> _Observed:
+    """A result, such as a limit for each thread, decides as the limit does."""
+    return _Observed(result, limit.sides)
 
 
 for _name, _above in (("__lt__", True), ("__le__", True), ("__gt__", False), ("__ge__", False)):
-    setattr(_Observed, _name, _compared(_name, _above))
+    setattr(_Observed, _name, _method(_name, partial(_compared, above=_above)))
 for _name in ("__rfloordiv__", "__rmod__"):
-    setattr(_Observed, _name, _divided(_name))
+    setattr(_Observed, _name, _method(_name, _divided))
 for _name in ("__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__floordiv__"):
-    setattr(_Observed, _name, _computed(_name))
+    setattr(_Observed, _name, _method(_name, _computed))

@@ -11,10 +11,9 @@ import numpy as np
 from opweave.contract import Arg, Group, Plan, Step
 from opweave.graph.dtypes import bf16, u8
 from opweave.graph.graph import Graph
-from opweave.graph.layout import dense_strides, round_up
+from opweave.graph.layout import array_shape, dense_strides, round_up
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.runtime.host.storage import array_shape
 from opweave.scheduler.place.precision import rounded_sources
 from opweave_conformance.comparison import compare
 from opweave_conformance.result import Result

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from opweave.contract import HOST_SPACE, Arg, BufferType
 from opweave.errors import BoundsError, DTypeError, HazardError, LifetimeError, ShapeError
 from opweave.graph.dtypes import DTYPES, as_dtype, bf16, f32, q4_0, q8_0
-from opweave.graph.layout import dense_strides, nbytes, span
+from opweave.graph.layout import array_shape, dense_strides, nbytes, span
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import array_shape, bind_copy, bind_read, bind_write, copy, copy_bytes, read, write
+from opweave.runtime.host.storage import bind_copy, bind_read, bind_write, copy, copy_bytes, read, write
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
 

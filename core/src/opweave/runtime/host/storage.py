@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from opweave.runtime.host.regions import Rectangles
 
 __all__ = [
-    "Adopted", "CallSequence", "array_shape", "bind_copy", "bind_keep", "bind_read", "bind_read_ahead",
-    "bind_selected_copy", "bind_write", "copy", "copy_bytes", "read", "write",
+    "Adopted", "CallSequence", "bind_copy", "bind_keep", "bind_read", "bind_read_ahead", "bind_selected_copy",
+    "bind_write", "copy", "copy_bytes", "read", "write",
 ]  # fmt: skip
 
 PACKED: Final = 4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from opweave.runtime.host.storage import array_shape
+from opweave.graph.layout import array_shape
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.run_list import CallList, unread
 from opweave.scheduler.plan.splits import StorageView

@@ -14,10 +14,9 @@ import numpy as np
 
 from opweave.contract.step import Group, scratch_args
 from opweave.errors import raise_backend_failure
-from opweave.graph.layout import is_dense, nbytes
+from opweave.graph.layout import array_shape, is_dense, nbytes
 from opweave.runtime.host.storage import (
     CallSequence,
-    array_shape,
     bind_copy,
     bind_keep,
     bind_read,

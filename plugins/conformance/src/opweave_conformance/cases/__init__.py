@@ -11,7 +11,7 @@ from opweave_conformance.cases.derived import derived
 from opweave_conformance.cases.pointwise import of_examples
 from opweave_conformance.cases.samples import sampled
 
-__all__ = ["CASES", "cases_for"]
+__all__ = ["CASES", "CASES_OF", "cases_for"]
 
 FAMILIES: Final = (
     "pointwise", "elementwise", "activation", "gated", "rounding", "selection", "creation", "random", "movement",
@@ -33,9 +33,20 @@ CASES: Final = _all()
 """Every case; use them as ``@pytest.mark.parametrize("case", CASES, ids=str)``."""
 
 
+def _by_operation() -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    for case in CASES:
+        found.setdefault(case.op, []).append(case)
+    return found
+
+
+CASES_OF: Final = _by_operation()
+"""By operation."""
+
+
 def cases_for(*names: str) -> list[Case]:
     """The cases of the named operations; of third parties' those that are made of their examples and samples."""
-    known = [case for case in CASES if case.op in names]
+    known = [case for op, cases in CASES_OF.items() if op in names for case in cases]
     for name in dict.fromkeys(names):
         op = OPS.get(name)
         if op is not None and op.family == "third-party":

@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.graph.dtypes import DType, f32, f64
+from opweave.graph.layout import array_shape
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
-from opweave.runtime.host.storage import array_shape
 from opweave_conformance.tolerances import limits
 from opweave_conformance.values import UNDEFINED
 

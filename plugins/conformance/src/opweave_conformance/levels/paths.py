@@ -18,7 +18,7 @@ from opweave.graph.opdef import OPS
 from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave_conformance.case import Case
-from opweave_conformance.cases import CASES, cases_for
+from opweave_conformance.cases import CASES, CASES_OF, cases_for
 from opweave_conformance.check import run_case
 from opweave_conformance.checklist import Check, Mismatch, Subject, expect, inapplicable
 from opweave_conformance.decisions import Decisions, decisions, merge
@@ -84,6 +84,8 @@ class Survey:
 
     def readers(self, device: Device, limit: str) -> Readers | None:
         """What reads a limit of the device; ``None``: nothing."""
+        if limit in self._found:
+            return self._found[limit]
         third = [name for name, op in OPS.items() if op.family == "third-party"]
         cases = (*CASES, *cases_for(*third))
         first_ones = {(case.op, column(case)): case for case in reversed(cases)}.values()
@@ -128,7 +130,7 @@ def _ask_path(name: str, value: str, subject: Subject) -> Result:
     survey = _surveys.setdefault(device, Survey())
     readers = survey.readers(device, name)
     if readers is None:
-        raise Mismatch(f"no case of the suite reads the limit {name}: none of its ways through a kernel is tried")
+        raise Mismatch(f"no case of the suite reads the limit {name}: none of its paths through a kernel is tried")
     about = f"with {name}={limit.values()[value]}, the other limits {readers.others}"
     with set_all(device, readers.others), limit.at(limit.values()[value]):
         with decisions() as taken:
@@ -149,7 +151,7 @@ def _ask_path(name: str, value: str, subject: Subject) -> Result:
 
 def _run_side(limit: Limit, side: str, readers: Readers, paths: Decisions, subject: Subject) -> None:
     """Run a case that takes the side of a limit which those that were chosen have not taken, if there is one."""
-    cases = [case for op in readers.cases for case in cases_for(op)]
+    cases = [case for op in readers.cases for case in _cases_of(op)]
     values = list(limit.values().values())
     for value in (values[0], values[-1]):
         about = f"with {limit.name}={value}, the other limits {readers.others}"
@@ -165,7 +167,7 @@ def _ask_all(value: str, subject: Subject) -> None:
     if not subject.device.limits:
         inapplicable("it has no limits")
     with set_all(subject.device, value):
-        groups = choose(dict.fromkeys((case.op for case in CASES), ()), VALUES.index(value), len(OPS))
+        groups = choose(dict.fromkeys(CASES_OF, ()), VALUES.index(value), len(OPS))
         _run(groups, "", f"with all limits at {value!r}", subject)
 
 
@@ -178,13 +180,14 @@ def _run(groups: Sequence[Group], limit: str, about: str, subject: Subject) -> d
         for case in cases:
             if wanted <= 0:
                 break
-            if case.id not in read:
-                with decisions() as taken:
-                    result = run_case(subject.device, case, subject.seed)
-                merge(found.setdefault(case.op, {}), taken)
-                read[case.id] = not limit or limit in taken
-                if result.status == "failed":
-                    failed.append(f"{case.id}: {result.reason}")
+            if case.id in read:  # by a group before this one, and counted above
+                continue
+            with decisions() as taken:
+                result = run_case(subject.device, case, subject.seed)
+            merge(found.setdefault(case.op, {}), taken)
+            read[case.id] = not limit or limit in taken
+            if result.status == "failed":
+                failed.append(f"{case.id}: {result.reason}")
             wanted -= read[case.id]
     expect(not failed, f"{about}, {len(failed)} of {len(read)} cases fail; {'; '.join(failed[:3])}")
     return found
@@ -213,13 +216,10 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
         readers: cases that read the limit; others of their operations may do so too, and are tried first.
         most: operations at most, for all values but the first one.
     """
-    every_case: dict[str, list[Case]] = {}
-    for case in CASES:
-        every_case.setdefault(case.op, []).append(case)
     groups: dict[tuple[str, str | int], tuple[list[Case], list[Case]]] = {}
     for op, known in readers.items():
         ids = {case.id for case in known}
-        cases = every_case.get(op) or cases_for(op)
+        cases = _cases_of(op)
         for case in [case for case in cases if _size(case) <= SMALL] or cases:
             shape = case.operands[0].shape if case.operands else ()
             for part in (column(case), len(shape)) if nth == 0 else ("",):
@@ -234,6 +234,10 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
     ]
     # Where most operations read a limit, each value but the first is tried with some of them.
     return found if nth == 0 or len(found) <= most else _spread(found, nth, most)
+
+
+def _cases_of(op: str) -> Sequence[Case]:
+    return CASES_OF.get(op) or cases_for(op)  # the operations of third parties may be defined later
 
 
 def _size(case: Case) -> int:
