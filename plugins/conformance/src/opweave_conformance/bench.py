@@ -11,7 +11,7 @@ from opweave.contract import WorkerStream
 from opweave.errors import OpweaveError
 from opweave.runtime.host.device import HostDevice
 from opweave_conformance.checklist import Check, Checklist, Mismatch, Subject, expect
-from opweave_conformance.workload import Workload, long_enough
+from opweave_conformance.workload import STEPS, Workload, large_enough, long_enough
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,9 @@ ROUNDS: Final = 2
 
 SHORT: Final = 1
 """Steps of a short workload."""
+
+TAIL: Final = 1024
+"""Elements at the end of a large result."""
 
 
 class Bench:
@@ -78,6 +81,14 @@ class Bench:
         """A workload of one step, with as many elements as a long one."""
         return self._task(stream, SHORT, source)
 
+    def large_task(self, stream: Stream) -> Workload:
+        """A workload of which each step takes long, however long its submission takes."""
+        return self._task(stream, STEPS[0], None, large_enough(self.device))
+
+    def tail_task(self, large: Workload) -> Workload:
+        """A workload of one step on the last elements of the result of another one, which are computed last."""
+        return self._task(large.stream, SHORT, large.out, min(TAIL, large_enough(self.device)))
+
     def long_task(self, stream: Stream, source: Buffer | None = None) -> Workload:
         """A workload that takes so long that reading its result without waiting for it gives a wrong one."""
         return self._task(stream, long_enough(self.device).steps, source)
@@ -92,8 +103,8 @@ class Bench:
         stream = self.open()
         return stream, self.long_task(stream)
 
-    def _task(self, stream: Stream, steps: int, source: Buffer | None) -> Workload:
-        task = Workload(stream, long_enough(self.device).elements, steps, source)
+    def _task(self, stream: Stream, steps: int, source: Buffer | None, elements: int | None = None) -> Workload:
+        task = Workload(stream, elements or long_enough(self.device).elements, steps, source)
         self._tasks.append(task)
         return task
 

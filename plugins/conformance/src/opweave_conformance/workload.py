@@ -21,7 +21,7 @@ from opweave_conformance.trial import step_of
 if TYPE_CHECKING:
     from opweave.contract import Buffer, Device, Plan, Stream
 
-__all__ = ["SECONDS", "Recipe", "Workload", "long_enough", "recipe_for"]
+__all__ = ["SECONDS", "STEPS", "Recipe", "Workload", "large_enough", "long_enough", "recipe_for"]
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +31,7 @@ SECONDS: Final = 0.006
 DTYPES: Final = ("f32", "f16", "bf16", "f64", "i32", "i64")
 STEPS: Final = (4, 12, 32, 96)
 LARGEST: Final = 1 << 24
+LARGE: Final = 1 << 22
 WIDTH: Final = 8
 POISON: Final = 0xA5
 
@@ -81,7 +82,8 @@ class Workload:
     Only the last step writes ``out``, which `poison` fills with a known byte: a result that is read too early is wrong.
 
     Args:
-        source: the buffer to use for ``x``, for example ``out`` of another workload with as many elements.
+        source: the buffer to use for ``x``, for example ``out`` of another workload; its last elements, where it holds
+            more than ``n``.
     """
 
     def __init__(self, stream: Stream, n: int, steps: int, source: Buffer | None = None) -> None:
@@ -106,7 +108,7 @@ class Workload:
 
     def _step(self, source: Buffer, target: Buffer, other: Buffer | None) -> Step:
         node = self.recipe.node
-        places = {node.srcs[0]: (source, 0)}
+        places = {node.srcs[0]: (source, source.size - self.nbytes)}
         if other is not None:
             places[node.srcs[1]] = (other, 0)
         return step_of(node, places, Arg(target, 0, node.dtype, node.shape, node.strides, None, 0))
@@ -127,6 +129,7 @@ class Workload:
 
     def result(self, values: Array) -> Array:
         """The exact result for ``values``."""
+        values = values.reshape(self.shape)
         return np.asarray(self.recipe.after(values, self.steps), self.dtype).reshape(self.shape)
 
     def expect(self, got: Array, values: Array, what: str) -> None:
@@ -174,11 +177,21 @@ def long_enough(device: Device) -> WorkloadSize:
     return found
 
 
-def _measure(device: Device) -> WorkloadSize:
+def large_enough(device: Device) -> int:
+    """Elements of which one step takes longer than submitting the next one, on most devices."""
+    return min(LARGE, _most(device))
+
+
+def _most(device: Device) -> int:
+    """Elements of a workload at most: some of them have to fit into the device's memory."""
     free, total = device.mem_info()
-    largest = min(LARGEST, (device.max_buffer_size or 1 << 62) // 8, free // 256 if total else LARGEST)
+    most = min(LARGEST, (device.max_buffer_size or 1 << 62) // 8, free // 256 if total else LARGEST)
+    return max(most // WIDTH * WIDTH, WIDTH)
+
+
+def _measure(device: Device) -> WorkloadSize:
     size = WorkloadSize(1024, STEPS[0])
-    for size in _sizes(max(largest // WIDTH * WIDTH, WIDTH)):
+    for size in _sizes(_most(device)):
         with device.open() as stream:
             task = Workload(stream, *size)
             task.x.fill(0)

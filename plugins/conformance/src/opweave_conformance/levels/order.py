@@ -41,6 +41,18 @@ def _(bench: Bench) -> None:
             second.result(first.result(values)),
             "the last of three plans, each of which reads the previous one's result",
         )
+    # A second step that overtakes the first one reads what has not been written, although each follows it closely.
+    large = bench.large_task(queue)
+    tail = bench.tail_task(large)
+    for _ in range(2 * ROUNDS):
+        values = bench.feed(large)
+        large.poison()
+        tail.poison()
+        large.plan.run()
+        tail.plan.run()
+        queue.synchronize()
+        end = large.result(values).reshape(-1)[-tail.recipe.node.size :]
+        tail.expect_result(end, "a plan that reads the end of a large result")
 
 
 @stream("order-upload-run-download")
