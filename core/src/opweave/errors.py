@@ -102,24 +102,25 @@ class UnknownNameError(OpweaveError, KeyError):
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "", *, listed: bool = False) -> None:
-        from difflib import (
-            get_close_matches,  # imported here: it costs as much as the other imports of this module together
-        )
-
         self.what, self.name, self.known = what, name, sorted(set(known))
-        close = get_close_matches(name.lower(), [k.lower() for k in self.known], n=3, cutoff=0.5)
+        self._hint, self._listed = hint, listed
+        super().__init__(what, name)
+
+    def __str__(self) -> str:
+        # Made where it is read: `Mapping.get` raises this for each name that is not there, and finding similar ones
+        # takes milliseconds among hundreds. Its import costs as much as the others of this module together.
+        from difflib import get_close_matches
+
+        close = get_close_matches(self.name.lower(), [k.lower() for k in self.known], n=3, cutoff=0.5)
         close = [k for k in self.known if k.lower() in close]
-        message = f"there is no {what} named {name!r}"
+        message = f"there is no {self.what} named {self.name!r}"
         if close:
             message += f"; did you mean {' or '.join(map(repr, close))}?"
-        if self.known and (listed or not close):
+        if self.known and (self._listed or not close):
             message += f"{' There' if close else '; there'} are: {', '.join(self.known[:20])}"
-        if hint[:1].isupper() and not message.endswith("?"):
+        if self._hint[:1].isupper() and not message.endswith("?"):
             message += "."
-        super().__init__(f"{message} {hint}".rstrip())
-
-    # KeyError.__str__ would show the message in quotes.
-    __str__ = Exception.__str__
+        return f"{message} {self._hint}".rstrip()
 
 
 class UnsupportedOpError(OpweaveError):
