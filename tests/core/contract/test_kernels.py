@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from opweave.contract import Arg, Group, Step
+from opweave.contract import Arg, Group, Limit, Step
 from opweave.contract.kernels import KernelTable
 from opweave.errors import LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.graph.dtypes import as_dtype, f16, f32, i32, q4_0, u8
 from opweave.graph.layout import dense_strides
 from opweave.runtime.host.device import HostDevice
 from opweave.runtime.host.memory import HostMemory
+from tests.support.devices import Plain
 
 
 def arg(dtype="f32", shape=(4, 8), strides=None) -> Arg:
@@ -297,3 +298,18 @@ def test_what_is_not_allowed_is_the_reason():
 def test_a_precision_that_does_not_exist():
     with pytest.raises(UnknownNameError, match="no precision named 'fp8'"):
         KernelTable()("linear", precision="fp8")
+
+
+def test_devices_are_asked_anew_after_a_limit_was_set():
+    rows = Limit("rows", 8, 1, 64)
+
+    def few_rows(step: Step) -> str | None:
+        return None if step.out.shape[0] < rows.value else "too many rows"
+
+    device = Plain()
+    device.kernels = table("neg", when=few_rows)
+    y = ow.neg(ow.input("x", (16, 2)))
+    assert not ow.Scheduler(device).supports(device, y)
+    with rows.at(32):
+        assert ow.Scheduler(device).supports(device, y)
+    assert not ow.Scheduler(device).supports(device, y)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import ClassVar, Final
 
 from opweave.errors import PluginError
-from opweave.graph.tensor import Tensor
+from opweave.graph.tensor import Signature, Tensor
 
 __all__ = ["NEVER", "Limit", "Limits", "Tunable"]
 
@@ -70,6 +70,7 @@ class Limit:
     def value(self, value: int) -> None:
         self._value = value
         Limit.version += 1
+        Signature.answers += 1
 
     def values(self) -> dict[str, int]:
         """What the conformance suite sets it to, each once: 1, the smallest value that makes sense, 13, which divides

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from math import prod
 from os.path import dirname, sep
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -50,13 +50,15 @@ class Signature:
         precision: the roughest precision in which a device may compute the node.
         constant: positions of f32 sources that show read-only leaves, which may be rounded once for all runs.
         whole: positions of sources that are whole read-only leaves, which may be repacked once for all runs.
-        support: what devices answered.
     """
 
     __slots__ = (
-        "__weakref__", "_variants", "attrs", "constant", "memories", "op", "out", "precision", "srcs", "support",
-        "whole",
+        "__weakref__", "_answers", "_support", "_variants", "attrs", "constant", "memories", "op", "out", "precision",
+        "srcs", "whole",
     )  # fmt: skip
+
+    answers: ClassVar[int] = 0
+    """How often what devices answered has become void: kernels and their scratch memory are chosen by limits."""
 
     def __init__(
         self,
@@ -73,8 +75,16 @@ class Signature:
         self.precision: Final = precision
         self.constant: Final = constant
         self.whole: Final = whole
-        self.support: dict[Any, Any] = {}
+        self._support: dict[Any, Any] = {}
+        self._answers = Signature.answers
         self._variants: dict[tuple[Precision, frozenset[int], frozenset[int]], Signature] = {}
+
+    @property
+    def support(self) -> dict[Any, Any]:
+        """What devices answered, with the limits of their kernels as they are."""
+        if self._answers != Signature.answers:
+            self._support, self._answers = {}, Signature.answers
+        return self._support
 
     def at(self, precision: Precision, constant: frozenset[int], whole: frozenset[int] = frozenset()) -> Signature:
         """This signature with another precision and other read-only sources; equal calls return one object."""
