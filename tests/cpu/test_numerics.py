@@ -73,6 +73,14 @@ def test_gelu_keeps_its_digits_far_below_zero(apply: Apply, dtype: Any, lowest: 
     np.testing.assert_allclose(got, exact, rtol=2 * eps, atol=2 * eps)
 
 
+@pytest.mark.parametrize(("dtype", "least"), [(np.float32, -20.0), (np.float64, -39.0)])
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_gelu_is_zero_where_the_normal_distribution_is(apply: Apply, dtype: Any, least: float, length: int) -> None:
+    for value in (least, 2 * least, -1e30):
+        got = apply("gelu", np.ones(length, dtype), np.full(length, value, dtype))
+        assert not got.any(), got[0]
+
+
 @pytest.mark.parametrize("axis", [(0,), (0, 1)])
 def test_long_sums_across_rows_do_not_drift(apply: Apply, axis: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).random((500, 1000, 3), np.float32)

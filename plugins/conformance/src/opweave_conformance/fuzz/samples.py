@@ -12,6 +12,7 @@ for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -38,9 +39,13 @@ COUNT: Final = 5
 FACTOR: Final = 4.0
 """A device may be so many times as far from the reference as the farthest sample."""
 
-SATURATING: Final = frozenset({"sigmoid", "silu", "silu_backward", "gelu_quick", "swiglu", "swiglu_oai"})
-"""Operations by a sigmoid, which is 0 in some libraries (ONNX Runtime's below -18, in f64 below -37) where it is less
-than the last place of its largest values, 2**-25 and 2**-54; of products with it, that times the first source."""
+SATURATING: Final = frozenset({
+    "sigmoid", "silu", "silu_backward", "gelu", "gelu_quick", "gelu_tanh", "gelu_tanh_backward", "geglu", "swiglu",
+    "swiglu_oai",
+})  # fmt: skip
+"""Operations by a sigmoid, or by the normal distribution, which are 0 in some libraries (ONNX Runtime's sigmoid below
+-18, in f64 below -37; PyTorch's gelu below -6 and -9) where they are less than the last place of their largest values,
+2**-25 and 2**-54; of products with them, that times the sources."""
 
 PADDED: Final = frozenset({"conv1d", "conv2d", "conv3d"})
 """Convolutions: where a weight that is no finite number meets padding, its product with 0 is NaN, or left out."""
@@ -154,7 +159,8 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
     assert op is not None
     if op.name in SATURATING:
         last_place = 2.0**-54 if tensor.dtype is f64 else 2.0**-25
-        return last_place * (1.0 if op.name == "sigmoid" else np.abs(arrays[0].astype(np.float64)))
+        factors = [1 + np.abs(array.astype(np.float64)) for array in arrays if op.name != "sigmoid"]
+        return last_place * prod(factors, start=np.float64(1))
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
         grad, q, k, v = [array.astype(np.float64) for array in arrays[:4]]
