@@ -139,12 +139,16 @@ def expect_gaps_of_a_transformer(path: Path, device: Device) -> None:
     assert 0 < found.taken < found.steps
 
 
-def test_the_folder_of_a_language_model(device: Device, tmp_path: Path):
+@pytest.mark.parametrize("file", ["config.json", "m.gguf"])
+def test_a_language_model(file: str, device: Device, tmp_path: Path):
     pytest.importorskip("transformers", reason="transformers is not installed")
+    from opweave_models.writing import write_gguf
     from tests.support.small_models import make_folder
 
     make_folder("llama", tmp_path)
-    expect_gaps_of_a_transformer(tmp_path / "config.json", device)
+    if file == "m.gguf":
+        write_gguf(tmp_path, tmp_path / file)
+    expect_gaps_of_a_transformer(tmp_path / file, device)
 
 
 def test_the_folder_of_an_encoder(device: Device, tmp_path: Path):
