@@ -65,7 +65,8 @@ def test_the_sound_device_passes() -> None:
     outcomes = [found.perform(item) for item in found.items]
     assert [(o.id, o.reason) for o in outcomes if o.status == "failed"] == []
     assert {o.id for o in outcomes if o.status == "skipped" and not o.id.startswith(("hygiene", "memory"))} == {
-        "worker-fault-second-thread"
+        *("fault-queued", "worker-fault-queued"),  # it binds references, not the kernels of a table
+        "worker-fault-second-thread",
     }
 
 

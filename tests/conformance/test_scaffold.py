@@ -94,6 +94,7 @@ FAULTS = {
     "python_own: a kernel ignores the offset": ("arg.size, arg.offset)", "arg.size, 0)", "add-f32-*"),
     "python_own: a mask is accepted": ('"a mask is not supported" if', "None if", "softmax-f32-*"),
     "python_own_async: only the first call is made": ("    call()", "    previous or call()", "split-separate-layers"),
+    "python_own_async: errors of queued work are lost": ("            raise error\n", "", "fault-queued"),
     "python_own_compiler: values overlap": ("-(-arg.nbytes // 64) * 64", "64", "split-separate-layers"),
     "python_own_async_compiler: the order is lost": (
         "self.queue.submit(after, self.last, call)", "ThreadPoolExecutor(1).submit(call)", "async-order-*",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event as Flag
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -93,6 +94,34 @@ def _(bench: Bench) -> None:
             expect(steps[-1] == at, f"call {at} raised, the error says step {steps[-1]}")
         queue.recover()
         bench.expect_right(task, f"a plan after its call {at} raised once")
+
+
+@stream("queued")
+def _(bench: Bench) -> None:
+    """What a kernel's call raises is reported, also where the stream's own queue makes the call later."""
+    made: list[bool] = []
+
+    def fail() -> None:
+        made.append(True)
+        raise Planted("planted in a kernel")
+
+    queue, sound = bench.with_task()
+    try:
+        with patch.object(bench.device.kernels, "bind", return_value=fail):
+            task = bench.task(queue)
+    except Exception as error:
+        inapplicable(f"its streams need more of a kernel than that it can be called: {error}")
+    error = None
+    try:
+        task.plan.run()
+        queue.synchronize()
+    except ExecutionError as failure:
+        error = failure
+    if not made:
+        inapplicable("its streams do not make the calls of its kernels")
+    _failure(queue, error)
+    queue.recover()
+    bench.expect_right(sound, "a plan after a kernel's call raised")
 
 
 @stream("remembered")
