@@ -7,7 +7,7 @@ their paths), `workspace`, `stream` (work that is queued, fused or compiled), `m
 
 Hooks begin with an underscore. The classes that authors subclass, `Device`, `Stream` and `BufferType`, have the
 finished methods too; they lie in `opweave.runtime`, which need not be read, and are imported from here as everything
-else.
+else but what declares kernels, which is in `kernels`. ``docs/backend`` leads through it by examples.
 """
 
 from typing import TYPE_CHECKING

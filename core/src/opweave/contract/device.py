@@ -1,8 +1,9 @@
 """What the author of a device implements and may override (`DeviceHooks`), and what a device is (`Kind`, `Caps`).
 
-A useful device needs a `KernelTable`, a `kind`, and the four memory methods ``_alloc _free _upload _download``. Every
-further underscored method is optional. Overridden hooks define the capabilities (`Caps`). Public methods of `Device`
-check their arguments before they call a hook; hooks may rely on that.
+A useful device needs a `KernelTable` and the memory methods ``_alloc _upload _download``; ``_free`` too, where dropping
+a handle does not free its memory. Every further underscored method is optional. Overridden hooks define the
+capabilities (`Caps`). Public methods of `Device` check their arguments before they call a hook; hooks may rely on
+that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Kind(enum.Enum):
     IGPU = "IGPU"
     """An integrated graphics processor that shares the host's memory."""
     ACCEL = "ACCEL"
-    """An accelerator beside the CPU that works in host memory."""
+    """Any other accelerator, in memory of its own or the host's."""
     CPU = "CPU"
     """The processors that the host runs on."""
     HOST = "HOST"

@@ -1,4 +1,4 @@
-"""One graph over many devices. A graph goes through the rooms in this order: `place` (which device, why), `plan`
+"""One graph over many devices. A graph goes through the packages in this order: `place` (which device, why), `plan`
 (splits, copies, memory), `compile` (calls), `run`; `explain` says what came of it. `Scheduler` owns devices and
 programs, `Builder` calls the passes, `Program` is what they give."""
 

@@ -1,6 +1,6 @@
 """`Builder`: makes programs of one scheduler, pass by pass.
 
-A graph goes through Graph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
+A graph goes through Source -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`bind`: memory for a plan, and where every operand lies in it. `MemoryPlan` to `Bindings`, one for each slot.
 
-This is the first pass that allocates memory: chunks of the arenas, and memory for leaves that have none.
+This is the first pass that allocates memory, but for rounded weights: chunks of the arenas, and memory of leaves.
 With several slots, runs may be under way at once: what more than one queue touches then has memory of its own in each.
 """
 

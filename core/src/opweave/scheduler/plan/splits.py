@@ -59,7 +59,7 @@ class StorageView(NamedTuple):
 
     @classmethod
     def dense(cls, storage: int, dtype: DType, shape: Shape) -> StorageView:
-        """Packed elements at the start of a storage."""
+        """Dense elements at the start of a storage."""
         return cls(storage, 0, dtype, shape, dense_strides(shape, dtype))
 
 
