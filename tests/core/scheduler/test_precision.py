@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from opweave.graph.graph import rebuilt
 from opweave.graph.precision import Precision
 from opweave.runtime.host.device import HostDevice
-from opweave.scheduler.place.precision import converted_leaf, rebuilt
+from opweave.scheduler.place.precision import converted_leaf
 from tests.support.evaluate import evaluate
 from tests.support.rounding import Rounding, named, nmse, to_bf16, to_int8
 

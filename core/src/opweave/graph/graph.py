@@ -15,9 +15,9 @@ from opweave.errors import HazardError, LayoutError, SchedulerError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, span
 from opweave.graph.leaf import Leaf
-from opweave.graph.tensor import Tensor, shows_columns_of_blocks
+from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
 
-__all__ = ["Graph", "location_of", "overlapping_leaves"]
+__all__ = ["Graph", "location_of", "overlapping_leaves", "rebuilt"]
 
 
 class Graph:
@@ -287,6 +287,45 @@ def overlapping_leaves(order: Iterable[Tensor]) -> dict[Tensor, tuple[Tensor, ..
         if len(group) > 1:
             result.update(dict.fromkeys(group, tuple(group)))
     return result
+
+
+def rebuilt(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """``outputs`` with other tensors in place of those in ``known`` and what follows from them.
+
+    Args:
+        known: tensor -> what stands in for it; what only that tensor needs is left out.
+    """
+    new: dict[Tensor, Tensor] = dict(known)
+    for tensor in _ancestors(outputs, known):
+        if tensor.op is None:
+            new[tensor] = tensor
+        elif tensor.op.is_view:
+            new[tensor] = _view_again(tensor, new[tensor.srcs[0]], tuple([new[s] for s in tensor.srcs[1:]]))
+        else:
+            new[tensor] = node(tensor.op, tuple([new[s] for s in tensor.srcs]), tensor.attrs)
+    return tuple([new[output] for output in outputs])
+
+
+def _ancestors(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Iterable[Tensor]:
+    """Everything that ``outputs`` need, sources first, up to what is known."""
+    order: dict[Tensor, None] = {}
+    stack = [(output, False) for output in reversed(outputs)]
+    while stack:
+        tensor, done = stack.pop()
+        if done:
+            order[tensor] = None
+        elif tensor not in order and tensor not in known:
+            stack.append((tensor, True))
+            stack += [(source, False) for source in reversed(tensor.srcs)]
+    return order
+
+
+def _view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> Tensor:
+    """The same view of another tensor, whose elements may have another size; ``after`` as for `view_node`."""
+    assert view.op is not None
+    size, old = source.dtype.itemsize, view.dtype.itemsize
+    strides = tuple([s // old * size for s in view.strides])
+    return view_node(view.op, source, view.attrs, view.shape, strides, view.offset // old * size, after)
 
 
 # --- pickling -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from opweave import registry
 from opweave.errors import Cancelled, OpweaveError, SchedulerError, UnsupportedOpError
-from opweave.graph.graph import Graph
+from opweave.graph.graph import Graph, rebuilt
 from opweave.graph.precision import PRECISIONS, Precision
 from opweave.graph.tensor import Tensor, input
 from opweave.leaf_memory import read_leaf, write_state
@@ -19,7 +19,7 @@ from opweave.runtime.device import Device
 from opweave.runtime.host.device import HostDevice
 from opweave.scheduler import Scheduler
 from opweave.scheduler.place.capabilities import Capabilities
-from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of, rebuilt
+from opweave.scheduler.place.precision import Allowed, checked_precision, precisions_of
 from opweave.tools.distance import distance
 from opweave.tools.writable import check_writable
 from opweave_conformance.reproduction import write_script

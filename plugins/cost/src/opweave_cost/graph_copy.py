@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from opweave.graph.graph import Graph
+from opweave.graph.graph import Graph, rebuilt
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import state
 from opweave.runtime.device import Device
 from opweave.scheduler.place.arguments import checked_outputs
-from opweave.scheduler.place.precision import rebuilt
 
 __all__ = ["GraphCopy", "copy_graph"]
 

@@ -12,14 +12,13 @@ import numpy as np
 from opweave import registry
 from opweave.errors import SchedulerError
 from opweave.graph.blocks import Blocks
-from opweave.graph.graph import Graph
+from opweave.graph.graph import Graph, rebuilt
 from opweave.graph.opdef import SAMPLE_IDS
 from opweave.graph.tensor import input as new_input
 from opweave.leaves import state, weights
 from opweave.ops import quantize
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import checked_outputs
-from opweave.scheduler.place.precision import rebuilt
 from opweave_cost.run_parts import step_times
 
 if TYPE_CHECKING:

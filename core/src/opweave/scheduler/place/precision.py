@@ -1,68 +1,25 @@
-"""Which nodes a program may compute less than exactly, and weights that are rounded once for all programs.
-
-Also `rebuilt`: graphs made anew with other leaves.
-"""
+"""Which nodes a program may compute less than exactly, and weights that are rounded once for all programs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from opweave.errors import SchedulerError, UnknownNameError
 from opweave.graph.dtypes import DType, bf16
+from opweave.graph.graph import rebuilt
 from opweave.graph.leaf import Leaf
 from opweave.graph.opdef import takes_precision
 from opweave.graph.precision import PRECISIONS, Precision, check_precision
-from opweave.graph.tensor import Tensor, new_leaf, node, view_node
+from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import weights
 
-__all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "rebuilt", "rounded_sources"]
+__all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "rounded_sources"]
 
 Allowed = tuple[tuple[str, Precision], ...]
 """Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
-
-
-def rebuilt(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """``outputs`` with other tensors in place of those in ``known`` and what follows from them.
-
-    Args:
-        known: tensor -> what stands in for it; everything behind it is left out.
-    """
-    new: dict[Tensor, Tensor] = dict(known)
-    for tensor in _ancestors(outputs, known):
-        if tensor in new:
-            continue
-        if tensor.op is None:
-            new[tensor] = tensor
-        elif tensor.op.is_view:
-            new[tensor] = view_again(tensor, new[tensor.srcs[0]], tuple([new[s] for s in tensor.srcs[1:]]))
-        else:
-            new[tensor] = node(tensor.op, tuple([new[s] for s in tensor.srcs]), tensor.attrs)
-    return tuple([new[output] for output in outputs])
-
-
-def _ancestors(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Iterable[Tensor]:
-    """Everything that ``outputs`` need, sources first, up to what is known."""
-    order: dict[Tensor, None] = {}
-    stack = [(output, False) for output in reversed(outputs)]
-    while stack:
-        tensor, done = stack.pop()
-        if done:
-            order[tensor] = None
-        elif tensor not in order and tensor not in known:
-            stack.append((tensor, True))
-            stack += [(source, False) for source in reversed(tensor.srcs)]
-    return order
-
-
-def view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> Tensor:
-    """The same view of another tensor, whose elements may have another size; ``after`` as for `view_node`."""
-    assert view.op is not None
-    size, old = source.dtype.itemsize, view.dtype.itemsize
-    strides = tuple([s // old * size for s in view.strides])
-    return view_node(view.op, source, view.attrs, view.shape, strides, view.offset // old * size, after)
 
 
 def converted_leaf(leaf_tensor: Tensor, dtype: DType) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from opweave.graph.graph import Graph
+from opweave.graph.graph import Graph, rebuilt
 from opweave.graph.opdef import SAMPLE_IDS, OpDef
 from opweave.graph.tensor import Tensor
-from opweave.scheduler.place.precision import rebuilt
 from opweave_conformance.case import Case, Operand, case
 
 __all__ = ["sampled"]
