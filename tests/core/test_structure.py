@@ -46,7 +46,7 @@ LATE = {
     "registry.loading": "registry.variants traceback",
     "registry.measured": "hashlib json runtime.host.cache runtime.host.cores",
     # What the first build needs, and passes that few graphs need.
-    "scheduler.builder": "scheduler.place.strategy scheduler.plan.collectives sharding.split",
+    "scheduler.builder": "scheduler.place.strategy scheduler.plan.collectives sharding.sharded_graph",
     "scheduler.place.arguments": "scheduler.place.strategy",
     "scheduler.place.assign": "scheduler.place.boundaries scheduler.place.memory",
     "scheduler.place.target": "runtime.host.cores",

@@ -67,7 +67,7 @@ class Builder:
     forget: Callable[[Program], None]
     host: HostDevice
 
-    def plan(
+    def partition(
         self,
         tensors: tuple[Tensor, ...],
         pins: Mapping[Tensor, int],
@@ -77,34 +77,34 @@ class Builder:
         """The graph of ``tensors``, placed and divided into splits."""
         source = Source(Graph(tensors), pins, placed)
         if any(t.leaf is not None and t.leaf.shards is not None for t in source.graph.leaves):
-            source = self._split(source, allowed)
+            source = self._with_shards(source, allowed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
             source = self._within_limit(source, allowed, self.memory_limit)
-        return self._divide(source, precisions_of(source.graph.nodes, allowed))
+        return self._place_and_partition(source, precisions_of(source.graph.nodes, allowed))
 
-    def _split(self, source: Source, allowed: Allowed) -> Source:
+    def _with_shards(self, source: Source, allowed: Allowed) -> Source:
         """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
         from opweave.scheduler.plan.collectives import links_of  # most programs have no weights in shards
-        from opweave.sharding.split import split_graph
+        from opweave.sharding.sharded_graph import shard_graph
 
         targets, index = self.targets, {target.name: target.index for target in self.targets}
         kept = {**dict.fromkeys(source.placed), **{tensor: targets[at].name for tensor, at in source.pins.items()}}
-        split = split_graph(source.graph, kept, links_of(targets, allowed))
-        made = source.rewritten(split.graph, split.stand_ins)
+        result = shard_graph(source.graph, kept, links_of(targets, allowed))
+        made = source.rewritten(result.graph, result.stand_ins)
         pins = dict(made.pins)
-        for tensor, name in split.devices.items():
+        for tensor, name in result.devices.items():
             at = index.get(name)
             if at is not None and tensor.signature is not None and targets[at].support(tensor.signature).reason is None:
                 pins.setdefault(tensor, at)
-        causes = {tensor: "shard" for tensor in split.devices if tensor in pins}
-        return replace(made, pins=pins, causes=causes, sharded=split.sharded, collectives=split.collectives)
+        causes = {tensor: "shard" for tensor in result.devices if tensor in pins}
+        return replace(made, pins=pins, causes=causes, sharded=result.sharded, collectives=result.collectives)
 
     def _within_limit(self, source: Source, allowed: Allowed, limit: int) -> Source:
         """The graph with as much computed again as the limit of memory asks for."""
         from opweave.scheduler.place.strategy import rewrite  # most schedulers have no limit
 
         def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
-            parts = self._divide(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
+            parts = self._place_and_partition(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
@@ -114,9 +114,10 @@ class Builder:
             raise AllocationError(f"a plan within memory_limit={limit:,}", least, limit, remedy)
         return source.rewritten(graph, changed)
 
-    def _divide(
+    def _place_and_partition(
         self, source: Source, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()
     ) -> Partition:
+        """The partition of a graph that no pass makes anew any more."""
         predicted = None
         if self.strategy is None:
             assignment = assign(
@@ -150,7 +151,7 @@ class Builder:
         variant = partial(self._with_observed, parts, form)
         return Program(executor, state, groups, plan.nbytes, variant, self.forget)
 
-    def again(self, program: Program) -> Program:
+    def rebuild(self, program: Program) -> Program:
         """The program of another scheduler over the same devices, each node on its device."""
         parts = program.partition
         nodes = [node for node in parts.graph.nodes if node.base is None]
@@ -162,7 +163,7 @@ class Builder:
     def _with_observed(self, parts: Partition, form: Outputs, observed: Collection[Tensor], show: Show) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self.executor.lock:
-            planned = self._divide(parts.source, parts.assignment.capabilities.precisions, observed)
+            planned = self._place_and_partition(parts.source, parts.assignment.capabilities.precisions, observed)
             return self.compile(planned, form, show)
 
     def _take_memory(

@@ -270,10 +270,10 @@ class Scheduler:
                     raise simulated_error(target.device.name)
             start = perf_counter_ns()
             with collector_paused():
-                builder, parts = self._plan(tensors, pinned, placed, allowed)
+                builder, parts = self._partition(tensors, pinned, placed, allowed)
                 several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
                 if several and self._compute_at_once():
-                    builder, parts = self._plan(tensors, pinned, placed, allowed)
+                    builder, parts = self._partition(tensors, pinned, placed, allowed)
                 program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -287,7 +287,7 @@ class Scheduler:
                 arena.reclaim()
             return program
 
-    def _plan(
+    def _partition(
         self,
         tensors: tuple[Tensor, ...],
         pins: Mapping[Tensor, int],
@@ -297,12 +297,12 @@ class Scheduler:
         """The graph of ``tensors`` placed and divided into splits, and the builder that compiles it: the one with the
         host where nodes read sources without elements, which no other device runs."""
         try:
-            return self._builder, self._builder.plan(tensors, pins, placed, allowed)
+            return self._builder, self._builder.partition(tensors, pins, placed, allowed)
         except UnsupportedOpError:
             if any(target.device.kind is Kind.HOST for target in self._targets) or not reads_nothing(tensors):
                 raise
         builder = self._builder_with_host
-        return builder, builder.plan(tensors, pins, placed, allowed)
+        return builder, builder.partition(tensors, pins, placed, allowed)
 
     def _earlier(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
         """The latest programs with outputs of the same operations, perhaps in other sizes."""
@@ -332,7 +332,7 @@ class Scheduler:
         """
         with self._executor.lock:
             whole = len(program.partition.assignment.targets) == len(self._targets)
-            return (self._builder if whole else self._builder_with_host).again(program)
+            return (self._builder if whole else self._builder_with_host).rebuild(program)
 
     def partition(self, outputs: Outputs, pins: Pins = None, *, precision: Precisions = None) -> PlannedGraph:
         """Place nodes and divide the graph into splits without allocating memory (but for weights that are rounded);
@@ -342,7 +342,7 @@ class Scheduler:
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
             pinned = {**self._pins, **resolved_pins(self._targets, pins or {})}
-            return PlannedGraph(self._plan(tensors, pinned, {}, allowed)[1], self.n_slots)
+            return PlannedGraph(self._partition(tensors, pinned, {}, allowed)[1], self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.

@@ -14,7 +14,7 @@ import opweave as ow
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
 from opweave.ops.matmul import LINEAR
-from opweave.sharding.split import split_graph
+from opweave.sharding.sharded_graph import shard_graph
 from opweave.sharding.values import NO_LINKS
 
 COUNT = 4  # devices of the fixture `cpus`
@@ -107,7 +107,7 @@ def test_devices_without_products_of_mixed_types_round_partial_sums(cpus):
     w = ow.weights({"w": np.ones((4, 8), np.float16)}, device=ow.Sharded(devices, axis=1))["w"]
     graph = Graph([ow.linear(ow.input("x_narrow", (2, 8), "f16"), w)])
     for links, dtype in ((NO_LINKS, "f32"), (NO_LINKS._replace(runs=lambda *_: False), "f16")):
-        new = split_graph(graph, {}, links).graph
+        new = shard_graph(graph, {}, links).graph
         assert [node.dtype.name for node in new.nodes if node.op is LINEAR] == [dtype] * 2
         assert [output.dtype.name for output in new.outputs] == ["f16"]
 

@@ -1,4 +1,4 @@
-"""`split_graph`: a graph that reads weights in shards, made anew with a node for each part. `Graph` to `Graph`."""
+"""`shard_graph`: a graph that reads weights in shards, with a node for each part. `Graph` to `ShardedGraph`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from opweave.ops.selection import where
 from opweave.sharding.values import NO_LINKS, Collective, Links, Spread, Values, cast_on
 from opweave.sharding.ways import SUM, Way, ways
 
-__all__ = ["again", "split_graph"]
+__all__ = ["ShardedGraph", "shard_graph"]
 
 LEAST: Final = 1 << 16
 """Every device may compute an operation for itself if the unsplit weights that it reads have at most so many bytes."""
 
 
-class Split(NamedTuple):
-    """What `split_graph` returns.
+class ShardedGraph(NamedTuple):
+    """What `shard_graph` returns.
 
     Attributes:
         graph: the new graph.
@@ -43,7 +43,7 @@ class Split(NamedTuple):
     collectives: Mapping[Tensor, Collective]
 
 
-def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = NO_LINKS) -> Split:
+def shard_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = NO_LINKS) -> ShardedGraph:
     """The graph with a node for each part of weights in shards.
 
     Args:
@@ -52,11 +52,11 @@ def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = 
         links: how the devices are linked.
     """
     sharded = tuple([leaf for leaf in graph.leaves if leaf.leaf is not None and leaf.leaf.shards is not None])
-    splitter = _Splitter(sharded, kept, links)
+    sharder = _Sharder(sharded, kept, links)
     for tensor in graph.nodes:
-        splitter.add(tensor)
-    values = splitter.values
-    outputs = tuple([values.at(output, splitter.devices[0]) for output in graph.outputs])
+        sharder.add(tensor)
+    values = sharder.values
+    outputs = tuple([values.at(output, sharder.devices[0]) for output in graph.outputs])
     new = Graph(outputs)
     here = {*new.nodes, *new.leaves}
     devices = {tensor: device for tensor, device in values.pins.items() if tensor.op is not None and tensor in here}
@@ -65,10 +65,10 @@ def split_graph(graph: Graph, kept: Mapping[Tensor, str | None], links: Links = 
         if made in here:
             stand_ins.setdefault(tensor, made)
     collectives = {end: what for end, what in values.collectives.items() if end in here}
-    return Split(new, sharded, devices, stand_ins, collectives)
+    return ShardedGraph(new, sharded, devices, stand_ins, collectives)
 
 
-class _Splitter:
+class _Sharder:
     def __init__(self, sharded: tuple[Tensor, ...], kept: Mapping[Tensor, str | None], links: Links) -> None:
         self.kept: Final = kept
         self.values: Final = Values(links)
