@@ -330,11 +330,11 @@ def test_a_limit_of_memory_keeps_what_is_known_of_shards(cpus):
     output = ow.gradients(ow.mean(ow.square(layers[-1])), [x])[0]
 
     def known(program):
-        source, found = program.partition.source, {}
+        annotated, found = program.partition.annotated, {}
         for i, layer in enumerate(layers):  # of some layers there are only parts
             with suppress(ow.SchedulerError):
                 found[i] = program.device_of(layer)
-        return len(source.sharded), len(source.collectives) > 0, found
+        return len(annotated.sharded), len(annotated.collectives) > 0, found
 
     with ow.Scheduler(devices) as scheduler:
         program = scheduler.build(output)

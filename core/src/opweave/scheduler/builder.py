@@ -1,6 +1,6 @@
 """`Builder`: makes programs of one scheduler, pass by pass.
 
-A graph goes through Source -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
+Passes: AnnotatedGraph -> Assignment -> Partition -> Groups -> MemoryPlan -> Bindings -> RunList -> Program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from opweave.scheduler.compile.arena import Arena, Lease
 from opweave.scheduler.compile.bind import Bindings, bind
 from opweave.scheduler.compile.lower import lower
 from opweave.scheduler.compile.reuse import EarlierProgram
+from opweave.scheduler.place.annotated_graph import AnnotatedGraph
 from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.assign import assign
 from opweave.scheduler.place.capabilities import Capabilities
 from opweave.scheduler.place.precision import Allowed, precisions_of
-from opweave.scheduler.place.source import Source
 from opweave.scheduler.place.target import Target
 from opweave.scheduler.plan.allocate import MemoryPlan, allocate
 from opweave.scheduler.plan.fuse import Groups, fuse
@@ -75,22 +75,22 @@ class Builder:
         allowed: Allowed,
     ) -> Partition:
         """The graph of ``tensors``, placed and divided into splits."""
-        source = Source(Graph(tensors), pins, placed)
-        if any(t.leaf is not None and t.leaf.shards is not None for t in source.graph.leaves):
-            source = self._with_shards(source, allowed)
+        annotated = AnnotatedGraph(Graph(tensors), pins, placed)
+        if any(t.leaf is not None and t.leaf.shards is not None for t in annotated.graph.leaves):
+            annotated = self._with_shards(annotated, allowed)
         if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
-            source = self._within_limit(source, allowed, self.memory_limit)
-        return self._place_and_partition(source, precisions_of(source.graph.nodes, allowed))
+            annotated = self._within_limit(annotated, allowed, self.memory_limit)
+        return self._place_and_partition(annotated, precisions_of(annotated.graph.nodes, allowed))
 
-    def _with_shards(self, source: Source, allowed: Allowed) -> Source:
+    def _with_shards(self, annotated: AnnotatedGraph, allowed: Allowed) -> AnnotatedGraph:
         """The graph with a node for each part of weights in shards, on the device of the part if that runs it."""
         from opweave.scheduler.plan.collectives import links_of  # most programs have no weights in shards
         from opweave.sharding.sharded_graph import shard_graph
 
         targets, index = self.targets, {target.name: target.index for target in self.targets}
-        kept = {**dict.fromkeys(source.placed), **{tensor: targets[at].name for tensor, at in source.pins.items()}}
-        result = shard_graph(source.graph, kept, links_of(targets, allowed))
-        made = source.rewritten(result.graph, result.stand_ins)
+        kept = dict.fromkeys(annotated.placed) | {tensor: targets[at].name for tensor, at in annotated.pins.items()}
+        result = shard_graph(annotated.graph, kept, links_of(targets, allowed))
+        made = annotated.rewritten(result.graph, result.stand_ins)
         pins = dict(made.pins)
         for tensor, name in result.devices.items():
             at = index.get(name)
@@ -99,36 +99,36 @@ class Builder:
         causes = {tensor: "shard" for tensor in result.devices if tensor in pins}
         return replace(made, pins=pins, causes=causes, sharded=result.sharded, collectives=result.collectives)
 
-    def _within_limit(self, source: Source, allowed: Allowed, limit: int) -> Source:
+    def _within_limit(self, annotated: AnnotatedGraph, allowed: Allowed, limit: int) -> AnnotatedGraph:
         """The graph with as much computed again as the limit of memory asks for."""
         from opweave.scheduler.place.strategy import rewrite  # most schedulers have no limit
 
         def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
-            parts = self._place_and_partition(source.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
+            parts = self._place_and_partition(annotated.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
-        graph, changed, least = rewrite("memory_limit")(source.graph, limit, planned)
+        graph, changed, least = rewrite("memory_limit")(annotated.graph, limit, planned)
         if least > limit:
             remedy = "computing again saves no more; take smaller batches"
             raise AllocationError(f"a plan within memory_limit={limit:,}", least, limit, remedy)
-        return source.rewritten(graph, changed)
+        return annotated.rewritten(graph, changed)
 
     def _place_and_partition(
-        self, source: Source, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()
+        self, annotated: AnnotatedGraph, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()
     ) -> Partition:
         """The partition of a graph that no pass makes anew any more."""
         predicted = None
         if self.strategy is None:
             assignment = assign(
-                source.graph, self.targets, source.pins, self.op_offload, source.placed, precisions
-            ).with_causes(source.causes)
+                annotated.graph, self.targets, annotated.pins, self.op_offload, annotated.placed, precisions
+            ).with_causes(annotated.causes)
         else:
             from opweave.scheduler.place.strategy import PlacementProblem  # most schedulers place by priority
 
-            problem = PlacementProblem(source, self.targets, self.op_offload, precisions)
+            problem = PlacementProblem(annotated, self.targets, self.op_offload, precisions)
             assignment, predicted = self.strategy(problem)
-        parts = partition(source, assignment, observed)
+        parts = partition(annotated, assignment, observed)
         return parts if predicted is None else replace(parts, prediction=predicted)
 
     def compile(
@@ -158,12 +158,12 @@ class Builder:
         precisions = parts.assignment.capabilities.precisions
         capabilities = Capabilities(self.targets, parts.graph.leaves, nodes, precisions)
         assignment = replace(parts.assignment, capabilities=capabilities)
-        return self.compile(partition(parts.source, assignment), program.internals.form)
+        return self.compile(partition(parts.annotated, assignment), program.internals.form)
 
     def _with_observed(self, parts: Partition, form: Outputs, observed: Collection[Tensor], show: Show) -> Program:
         """The program again, with calls of ``show`` behind the observed nodes."""
         with self.executor.lock:
-            planned = self._place_and_partition(parts.source, parts.assignment.capabilities.precisions, observed)
+            planned = self._place_and_partition(parts.annotated, parts.assignment.capabilities.precisions, observed)
             return self.compile(planned, form, show)
 
     def _take_memory(

@@ -113,7 +113,7 @@ class PlannedGraph:
     def _now(self, tensor: Tensor) -> Tensor:
         """The tensor in this program's graph that has the value of ``tensor``: another one behind weights in shards, or
         behind what is computed again."""
-        return self.partition.source.stand_ins.get(tensor, tensor)
+        return self.partition.annotated.stand_ins.get(tensor, tensor)
 
     def device_of(self, tensor: Tensor) -> Device:
         """The device on which a node runs or a leaf lies.
@@ -282,8 +282,8 @@ class Program(PlannedGraph, Generic[R_co]):
         return self.executor.when_idle(partial(read_leaf, leaf))
 
     def _leaf(self, tensor: Tensor | str) -> Tensor:
-        source = self.partition.source
-        known = (*source.graph.leaves, *source.sharded)  # in shards are states too, whose parts are in the graph
+        annotated = self.partition.annotated
+        known = (*annotated.graph.leaves, *annotated.sharded)  # in shards are states too, whose parts are in the graph
         leaves = {t.key: t for t in known if t.leaf and t.leaf.kind in ("input", "state")}
         name = tensor if isinstance(tensor, str) else tensor.key
         found = leaves.get(name)

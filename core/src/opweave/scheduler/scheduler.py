@@ -271,7 +271,7 @@ class Scheduler:
             start = perf_counter_ns()
             with collector_paused():
                 builder, parts = self._partition(tensors, pinned, placed, allowed)
-                several = parts.source.sharded and len({split.target.index for split in parts.splits}) > 1
+                several = parts.annotated.sharded and len({split.target.index for split in parts.splits}) > 1
                 if several and self._compute_at_once():
                     builder, parts = self._partition(tensors, pinned, placed, allowed)
                 program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
@@ -505,10 +505,10 @@ class Scheduler:
     def _withdraw_leaves(self, device: Device) -> None:
         graphs = [state.partition for state in self._executor.states]
         for parts in graphs:
-            if parts.source.sharded:
+            if parts.annotated.sharded:
                 from opweave.sharding.placing import keep_values  # weights of most programs are whole
 
-                keep_values(parts.source.sharded, device)
+                keep_values(parts.annotated.sharded, device)
         leaves = {t: None for parts in graphs for t in parts.leaves}
         for tensor in leaves:
             withdraw(tensor, device)

@@ -52,7 +52,7 @@ def place_by_cost(problem: PlacementProblem) -> tuple[Assignment, Prediction]:
     if len(targets) > 1:
         choices = [*_solved(graph, rules, problem.fixed, model), *_single(rules, model)]
         assignments += [problem.assigned(choice, "cost") for choice in choices]
-    partitions = [partition(problem.source, assignment) for assignment in assignments]
+    partitions = [partition(problem.annotated, assignment) for assignment in assignments]
     seconds = [predict(parts, model, memory=False).seconds for parts in partitions]
     found: list[tuple[Assignment, Prediction]] = []
     for index in sorted(range(len(partitions)), key=seconds.__getitem__):
@@ -61,7 +61,7 @@ def place_by_cost(problem: PlacementProblem) -> tuple[Assignment, Prediction]:
             break  # it fits, and all others take longer
         if len(targets) > 1:
             spilled = problem.assigned(_spilled(graph, assignments[index], problem.fixed, model), "cost")
-            found.append((spilled, predict(partition(problem.source, spilled), model)))
+            found.append((spilled, predict(partition(problem.annotated, spilled), model)))
     best, prediction = min(found, key=lambda each: (sum(each[1].short.values()), each[1].seconds))
     if best is rules and len(targets) > 1:
         best = rules.with_causes({node: "cost" for node, cause in rules.causes.items() if cause in CHOICES})

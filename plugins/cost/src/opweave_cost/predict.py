@@ -135,8 +135,8 @@ class _FinishTimes:
         self.end = 0.0
         self._host = 0.0
         targets = partition.assignment.targets
-        self._queue = queues(targets, sharded=bool(partition.source.sharded))
-        self._waits = [not (target.stream.is_async or partition.source.sharded) for target in targets]
+        self._queue = queues(targets, sharded=bool(partition.annotated.sharded))
+        self._waits = [not (target.stream.is_async or partition.annotated.sharded) for target in targets]
         self._free = dict.fromkeys(self._queue, 0.0)
         self._made: dict[int, float] = {}  # storage id -> when its value is computed
 

@@ -173,9 +173,9 @@ class Trainer:
             outputs, replicas = getattr(self._graphs, kind)(*given)
             pins = self._pins(replicas)
             known = self._programs[key] = self.scheduler.build(outputs, pins)
-            own, source = {**self._states, **self._sums}, known.partition.source
-            wholes = {part: whole for whole in source.sharded for part in parts_of(whole)}
-            for node in source.graph.nodes if kind == self._training else ():
+            own, annotated = {**self._states, **self._sums}, known.partition.annotated
+            wholes = {part: whole for whole in annotated.sharded for part in parts_of(whole)}
+            for node in annotated.graph.nodes if kind == self._training else ():
                 state = wholes.get(node.memory, node.memory)
                 if node.op is not None and node.op.writes and state.key not in own:
                     self._written[state.key] = state

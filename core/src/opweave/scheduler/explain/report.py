@@ -238,7 +238,7 @@ def explain(
         for copy in split.write_backs:
             target = where(partition, copy.dst.storage)
             lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
-    lines += map(_shards_line, partition.source.sharded)
+    lines += map(_shards_line, partition.annotated.sharded)
     for output in graph.outputs:
         lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
     for name, use in (memory or {}).items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opweave.graph.graph import Graph
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.place.source import Source
+    from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.splits import Partition
 
@@ -32,20 +32,20 @@ class PlacementProblem:
     """What a strategy is given.
 
     Attributes:
-        source: the graph whose nodes are to be placed, with pins and what else was decided of it before.
+        annotated: the graph whose nodes are to be placed, with pins and what else was decided of it before.
         targets: the scheduler's devices, in order of priority; ``target.support(node.signature)`` says what each runs.
         op_offload: as of `opweave.Scheduler`.
         precisions: nodes that may be computed less than exactly.
     """
 
-    source: Source
+    annotated: AnnotatedGraph
     targets: Sequence[Target]
     op_offload: bool
     precisions: Mapping[Tensor, Precision]
 
     @property
     def graph(self) -> Graph:
-        return self.source.graph
+        return self.annotated.graph
 
     @cached_property
     def by_priority(self) -> Assignment:
@@ -54,7 +54,7 @@ class PlacementProblem:
         Raises:
             UnsupportedOpError: as `assign`.
         """
-        return self._by_rules(self.source.pins).with_causes(self.source.causes)
+        return self._by_rules(self.annotated.pins).with_causes(self.annotated.causes)
 
     @cached_property
     def fixed(self) -> Mapping[Tensor, int]:
@@ -75,12 +75,12 @@ class PlacementProblem:
         rules, fixed = self.by_priority, self.fixed
         nodes = [node for node in rules.target_of if node.op is not None and node.base is None]
         wanted = {node: fixed.get(node, choice.get(node, rules.target_of[node])) for node in nodes}
-        leaf_pins = {tensor: at for tensor, at in self.source.pins.items() if tensor.op is None}
+        leaf_pins = {tensor: at for tensor, at in self.annotated.pins.items() if tensor.op is None}
         causes = {node: rules.causes[node] if node in fixed else cause for node in wanted}
         return self._by_rules(wanted | leaf_pins).with_causes(causes)
 
     def _by_rules(self, pins: Mapping[Tensor, int]) -> Assignment:
-        return assign(self.source.graph, self.targets, pins, self.op_offload, self.source.placed, self.precisions)
+        return assign(self.annotated.graph, self.targets, pins, self.op_offload, self.annotated.placed, self.precisions)
 
 
 Strategy = Callable[[PlacementProblem], tuple[Assignment, Prediction | None]]

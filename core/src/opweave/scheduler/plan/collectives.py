@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.graph import Graph
     from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.precision import Allowed
-    from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
 
 __all__ = ["Exchange", "backend_collectives", "links_of", "plan_exchanges"]
@@ -117,11 +117,11 @@ def backend_collectives(
 
 
 def plan_exchanges(
-    source: Source, assignment: Assignment, observed: Collection[Tensor]
+    annotated: AnnotatedGraph, assignment: Assignment, observed: Collection[Tensor]
 ) -> tuple[Mapping[Tensor, Exchange], Collection[Tensor]]:
     """The nodes of a graph with weights in shards that an exchange computes, and those that are not computed by
     themselves, because an exchange includes them. Observed ones, and those whose memory the caller decided, stay."""
-    known, fixed = source.collectives, {*source.placed, *observed}
+    known, fixed = annotated.collectives, {*annotated.placed, *observed}
     by_name = {target.name: target for target in assignment.targets}
     ends: dict[Tensor, Exchange] = {}
     groups: dict[tuple[str, Tensor, tuple[Tensor, ...]], dict[str, Tensor]] = {}
@@ -145,7 +145,7 @@ def plan_exchanges(
                 ends[end] = exchange
     for group in groups.values():
         _join(group, ends, known)
-    return ends, _absorbed(source.graph, {end: known[end] for end in ends})
+    return ends, _absorbed(annotated.graph, {end: known[end] for end in ends})
 
 
 def _home(root: Tensor, assignment: Assignment) -> Target | None:

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.tensor import Tensor
     from opweave.runtime.buffer import Buffer
+    from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.assign import Assignment
-    from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.collectives import Exchange
 
 __all__ = ["partition"]
 
 
-def partition(source: Source, assignment: Assignment, observed: Collection[Tensor] = ()) -> Partition:
+def partition(annotated: AnnotatedGraph, assignment: Assignment, observed: Collection[Tensor] = ()) -> Partition:
     """Cut the graph at every change of device and after every observed node, and find what must be copied where.
 
     Args:
         observed: nodes whose values an observer gets in each run.
     """
-    return _Partitioner(source, assignment, observed).run()
+    return _Partitioner(annotated, assignment, observed).run()
 
 
 def _last(split: Split) -> Tensor | None:
@@ -45,11 +45,11 @@ def _last(split: Split) -> Tensor | None:
 
 
 class _Partitioner:
-    def __init__(self, source: Source, assignment: Assignment, observed: Collection[Tensor]) -> None:
-        self.source: Final = source
-        self.graph: Final = source.graph
+    def __init__(self, annotated: AnnotatedGraph, assignment: Assignment, observed: Collection[Tensor]) -> None:
+        self.annotated: Final = annotated
+        self.graph: Final = annotated.graph
         self.assignment: Final = assignment
-        self.placed: Final = source.placed
+        self.placed: Final = annotated.placed
         self.observed: Final = observed
         self.targets: Final = assignment.targets
         self.target_of: Final = assignment.target_of
@@ -65,10 +65,10 @@ class _Partitioner:
         self.packers: dict[object, Support | None] = {}
         self.exchanges: Mapping[Tensor, Exchange] = {}
         self.absorbed: Collection[Tensor] = ()
-        if source.collectives:
+        if annotated.collectives:
             from opweave.scheduler.plan.collectives import plan_exchanges  # most graphs read no weights in shards
 
-            self.exchanges, self.absorbed = plan_exchanges(source, assignment, observed)
+            self.exchanges, self.absorbed = plan_exchanges(annotated, assignment, observed)
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
@@ -136,7 +136,7 @@ class _Partitioner:
                 splits[k] = replace(split, observed=(last, storages.home[last]))
         storages.pad(splits)
         return Partition(
-            self.source, self.assignment, splits, storages.sizes, storages.arenas, storages.names,
+            self.annotated, self.assignment, splits, storages.sizes, storages.arenas, storages.names,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 

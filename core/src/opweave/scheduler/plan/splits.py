@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from opweave.graph.leaf import Placement
     from opweave.graph.tensor import Tensor
     from opweave.runtime.memory import BufferType
+    from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
-    from opweave.scheduler.place.source import Source
     from opweave.scheduler.place.target import Support, Target
 
 __all__ = ["COPY_CAUSES", "Copy", "Partition", "Split", "SplitStep", "StorageView"]
@@ -156,7 +156,7 @@ class Partition:
     """A graph divided into splits.
 
     Attributes:
-        source, assignment: what was divided.
+        annotated, assignment: what was divided.
         splits: in the order they run.
         sizes: bytes, by storage id.
         arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
@@ -170,7 +170,7 @@ class Partition:
             (`Program.predicted`).
     """
 
-    source: Source
+    annotated: AnnotatedGraph
     assignment: Assignment
     splits: Sequence[Split]
     sizes: Sequence[int]
@@ -185,12 +185,12 @@ class Partition:
 
     @property
     def graph(self) -> Graph:
-        return self.source.graph
+        return self.annotated.graph
 
     @property
     def placed(self) -> Mapping[Tensor, Placement]:
         """Computed tensors whose memory the caller decided."""
-        return self.source.placed
+        return self.annotated.placed
 
     @property
     def leaves(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`Source`: a graph that is to be placed, with what the caller decided of it and what earlier passes made of it."""
+"""`AnnotatedGraph`: a graph to place, with what the caller decided of it and what earlier passes made of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opweave.graph.tensor import Tensor
 if TYPE_CHECKING:
     from opweave.sharding.values import Collective
 
-__all__ = ["Source"]
+__all__ = ["AnnotatedGraph"]
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class AnnotatedGraph:
     """A graph to place. Every pass that makes another graph returns a new one, so that nothing known of it is lost.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source:
     sharded: tuple[Tensor, ...] = ()
     collectives: Mapping[Tensor, Collective] = field(default_factory=dict)
 
-    def rewritten(self, graph: Graph, changed: Mapping[Tensor, Tensor]) -> Source:
+    def rewritten(self, graph: Graph, changed: Mapping[Tensor, Tensor]) -> AnnotatedGraph:
         """The same of ``graph``, in which tensors of this one have others with their value in their place.
 
         Args:
