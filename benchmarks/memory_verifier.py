@@ -98,7 +98,7 @@ class _Replay:
             what = f"copy for split {split.index}"
             result += [_Moment(what, [copy.src], [copy.dst], [], target, None) for copy in split.copies]
             for g, indices in enumerate(grouping):
-                items = [split.items[i] for i in indices]
+                items = [split.steps[i] for i in indices]
                 names = " + ".join(_name(i) for i in items)
                 made: set[int] = set()
                 reads = []

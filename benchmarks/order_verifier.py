@@ -117,8 +117,8 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
             stream = target.copier if copy.cause == "weight-fetch" and target.copier is not None else target.stream
             play.act(stream, f"{prefix}copy of {copy.tensor.name}", windows(*copy.sources), windows(*copy.writes))
         elif action.kind == "plan":
-            reads = [s.storage for item in split.items for s in item.srcs]
-            writes = regions([item.out.storage for item in split.items])
+            reads = [s.storage for item in split.steps for s in item.srcs]
+            writes = regions([item.out.storage for item in split.steps])
             scratch = [region for (index, _), region in where.workspaces.items() if index == split.index]
             play.act(target.stream, f"{prefix}split {split.index}", regions(reads), writes + scratch)
     for output, operand in zip(parts.graph.outputs, parts.outputs, strict=True):

@@ -65,7 +65,7 @@ def sample(shape: str, nodes: int, devices: Sequence[ow.Device], place: Place) -
     start = perf_counter()
     scheduler.build(output)
     again = perf_counter() - start
-    steps = sum(len(split.items) for split in program.splits)
+    steps = sum(len(split.steps) for split in program.splits)
     result = Sample(first, again, len(program.partition.graph), steps, len(program.splits))
     scheduler.close()
     return result
@@ -97,7 +97,7 @@ def resized(report: Report, samples: int) -> None:
                 graph=f"{graph}, {' to '.join(map(str, made.sizes[::2]))} rows",
                 devices=names[0],
                 nodes=nodes,
-                steps=sum(len(split.items) for split in program.splits),
+                steps=sum(len(split.steps) for split in program.splits),
                 splits=len(program.splits),
                 first_ms=min(first) * 1e3,
                 us_per_node=min(first) / nodes * 1e6,

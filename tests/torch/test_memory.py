@@ -104,8 +104,8 @@ def test_nothing_is_copied_between_cpu_and_torch_cpu(device):
         assert program.n_copies == 0
         # Both use the same bytes of one buffer.
         for split, following in zip(program.splits, program.splits[1:], strict=False):
-            made = {item.out.storage for item in split.items}
-            assert made & {source.storage for item in following.items for source in item.srcs}
+            made = {item.out.storage for item in split.steps}
+            assert made & {source.storage for item in following.steps for source in item.srcs}
         fed = np.arange(16, dtype=np.float32).reshape(4, 4)
         got = program.run(x=fed)
         np.testing.assert_array_equal(got[0], fed + np.eye(4))

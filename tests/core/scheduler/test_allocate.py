@@ -169,7 +169,7 @@ def three_steps(device: Island) -> tuple[ow.Scheduler, Program]:
 
 def place_of(program: Program, index: int) -> int:
     """The place that the index-th step writes."""
-    return program.splits[0].items[index].out.storage
+    return program.splits[0].steps[index].out.storage
 
 
 def moved(where: MemoryMap, place: int, **changes: Any) -> MemoryMap:
@@ -351,7 +351,7 @@ def test_fused_groups_are_one_moment_and_what_lives_inside_takes_no_memory() -> 
         program = scheduler.build((z @ z.T).sum() + z)
         where = program.memory_map()
         assert where.groups == [[[0, 1, 2, 3, 4], [5], [6], [7]]]
-        inner = [program.splits[0].items[i].out.storage for i in range(4)]
+        inner = [program.splits[0].steps[i].out.storage for i in range(4)]
         assert not any(place in where.places for place in inner)
         judged = verify(program)
         assert judged.faults == []

@@ -51,7 +51,7 @@ def test_the_result_is_that_of_operands_with_elements_and_devices_get_only_those
         program = scheduler.build(output)
         z_values = np.ones((3, 4), np.float32)
         np.testing.assert_array_equal(program.run(x=VALUES, z=z_values), np.concatenate([z_values, z_values]))
-        (step,) = [item for split in program.splits for item in split.items if item.op == "concat"]
+        (step,) = [item for split in program.splits for item in split.steps if item.op == "concat"]
         assert [view.shape for view in step.srcs] == [(3, 4), (3, 4)]
 
 

@@ -233,7 +233,7 @@ def test_a_concat_whose_pieces_come_from_another_device_is_shown():
     value = np.arange(6, dtype=np.float32).reshape(2, 3) - 3
     with ow.Scheduler([one, two]) as scheduler:
         program = scheduler.build(out, pins={pieces[0]: one, pieces[1]: one, out: two})
-        assert not any(step.node is out for split in program.splits for step in split.items)
+        assert not any(step.node is out for split in program.splits for step in split.steps)
         seen: dict[ow.Tensor, np.ndarray] = {}
         with program.observe(seen.__setitem__):
             got = program.run(x_concat_shown=value)

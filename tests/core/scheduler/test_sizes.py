@@ -31,7 +31,7 @@ def shown(program: ow.Program) -> list[Any]:
     parts = program.partition
     steps = [
         (split.target.name, item.op, item.out, item.srcs, item.support)
-        for split in parts.splits for item in split.items
+        for split in parts.splits for item in split.steps
     ]  # fmt: skip
     causes = [parts.assignment.causes.get(node) for node in parts.graph.nodes]
     return [

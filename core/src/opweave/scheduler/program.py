@@ -62,7 +62,7 @@ class MemoryMap(NamedTuple):
     Attributes:
         places: storage id -> its bytes. Values that live only inside a fused group have none.
         workspaces: (index of the split, index of the group in it) -> the group's scratch memory.
-        groups: for every split its groups, each the indices of the items that run as one.
+        groups: for every split its groups, each the indices of the steps that run as one.
     """
 
     places: dict[int, Region]
@@ -408,7 +408,7 @@ class Program(PlannedGraph, Generic[R_co]):
             if buffer is not None
         }
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in bound.workspaces.items() if arg.buffer}
-        groups = [[list(indices) for indices in self.earlier.groups.items(split)] for split in self.splits]
+        groups = [[list(indices) for indices in self.earlier.groups.indices(split)] for split in self.splits]
         return MemoryMap(places, scratch, groups)
 
     def explain(self) -> Explanation:

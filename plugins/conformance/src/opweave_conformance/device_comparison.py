@@ -179,7 +179,7 @@ def compare(
     states = {t: read_leaf(t) for t in leaves if t.leaf is not None and t.leaf.kind == "state"}
     with _scheduler(one) as believed, Scheduler(other) as questioned:
         program = believed.build(outputs, pins=_pins(believed, graph))
-        computed = [item.node for split in program.splits for item in split.items if item.node is not None]
+        computed = [item.node for split in program.splits for item in split.steps if item.node is not None]
         wanted = _wanted(computed, nodes)
         shown = {node for node in computed if node in wanted} | {s.root for node in wanted for s in node.srcs}
         last = {source.root: node for node in computed for source in node.srcs}
@@ -266,7 +266,7 @@ def _restore(states: Mapping[Tensor, Array]) -> None:
 
 def _row(node: Tensor, got: Array, want: Array, program: Program, bounds: Mapping[str, float]) -> NodeError:
     """How far a program's result is from the one that is wanted."""
-    used = {item.support.precision for split in program.splits for item in split.items}
+    used = {item.support.precision for split in program.splits for item in split.steps}
     precision: Precision = max(used, key=PRECISIONS.__getitem__, default="exact")
     nmse, largest, *_ = distance(got, want)
     bound = bounds[node.dtype.name] if node.dtype.is_float else 0.0

@@ -125,7 +125,7 @@ def gaps(device: Device, planned: PlannedGraph, model: str) -> Gaps:
     known: dict[tuple[Device, Signature], float | None] = {}
     taken = steps = 0
     for split in partition.splits:
-        for item, reader in _with_readers(split.items):
+        for item, reader in _with_readers(split.steps):
             node = item.node if item.node is not None else reader
             if node is None or node.signature is None:
                 continue
@@ -209,7 +209,7 @@ def _count_copies(partition: Partition, device: Device, of_node: dict[Tensor, Ga
                 gaps_of: Iterable[Tensor | None] = [copy.tensor]  # made by a node that the device refuses
             else:
                 place = copy.dst.storage
-                gaps_of = [item.node for item in split.items if any(s.storage == place for s in item.srcs)]
+                gaps_of = [item.node for item in split.steps if any(s.storage == place for s in item.srcs)]
             gap = next((of_node[node] for node in gaps_of if node in of_node), None)
             ends = {partition.arenas[copy.src.storage], partition.arenas[copy.dst.storage]}
             if gap is None or first.index not in ends:

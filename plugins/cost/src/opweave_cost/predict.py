@@ -45,7 +45,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         at = split.target.index
         steps = model.profiles[at].again if split.target is before else model.profiles[at].switch
         before = split.target
-        for item in split.items:
+        for item in split.steps:
             if item.node is None:
                 steps += model.pack(at, item.out.dtype, item.out.shape)
                 continue
@@ -144,7 +144,7 @@ class _FinishTimes:
         """Add the next split, which takes so many seconds with its copies."""
         at = split.target.index
         read = [storage for copy in split.copies for storage in copy.reads]
-        read += [view.storage for item in split.items for view in item.srcs]
+        read += [view.storage for item in split.steps for view in item.srcs]
         queue = self._queue[at]
         end = max([self._host, self._free[queue], *[self._made.get(storage, 0.0) for storage in read]]) + seconds
         self._free[queue] = end
@@ -152,7 +152,7 @@ class _FinishTimes:
             self._host = end
         self.end = max(self.end, end)
         written = [view.storage for copy in split.copies for view in copy.writes]
-        for storage in (*[item.out.storage for item in split.items], *written):
+        for storage in (*[item.out.storage for item in split.steps], *written):
             self._made[storage] = end
 
 

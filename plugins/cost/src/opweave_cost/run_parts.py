@@ -208,10 +208,12 @@ class _Measuring:
             return partial(self._time, part, call, beside or target.stream)
         if action.plan is None:
             return call
-        groups = [[split.items[i] for i in items] for items in action.items or [(i,) for i in range(len(split.items))]]
+        groups = [
+            [split.steps[i] for i in items] for items in action.indices or [(i,) for i in range(len(split.steps))]
+        ]
         if action.plan.n_calls != len(groups):
             # Compiled into other calls than groups: the split is the smallest part that can be timed.
-            part = self._part(_Part(target, "step", f"split {split.index}", split, split.items))
+            part = self._part(_Part(target, "step", f"split {split.index}", split, split.steps))
             return partial(self._time, part, call, target.stream)
         parts = [self._part(_Part(target, "step", _name(items), split, items)) for items in groups]
         return partial(action.plan.run, lambda i, step: partial(self._time, parts[i], step, target.stream))

@@ -53,7 +53,7 @@ def show_what_if(graph: str, cluster: str, *, pipeline: bool, measure: bool, as_
     sizes = {d.name: d.mem_info()[1] for d in (target.device for target in plan.partition.assignment.targets)}
     counts = dict.fromkeys(predicted.busy, 0)
     for split in plan.splits:
-        counts[split.target.name] += len(split.items)
+        counts[split.target.name] += len(split.steps)
     if as_json:
         print_json(_as_json(described, predicted, sizes, counts))
     else:

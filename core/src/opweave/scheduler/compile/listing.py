@@ -28,7 +28,7 @@ class Lister:
         self._partition: Final = partition
         self._bindings: Final = bindings
         self._inputs: Final = frozenset(partition.inputs.values())
-        written = {item.out.storage for split in partition.splits for item in split.items}
+        written = {item.out.storage for split in partition.splits for item in split.steps}
         written |= {view.storage for copy in partition.copies for view in copy.writes}
         self._constant: Final = frozenset(s for s in partition.owners if s not in written)
 

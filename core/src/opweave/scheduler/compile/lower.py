@@ -160,7 +160,7 @@ class _Lowering:
             alone = copy.cause == "gather"  # pieces of a value are under way independently of each other
             accesses = [self._access(view.storage, write, view if alone else None) for view, write in views]
         elif action is not None and action.plan is not None and split is not None:
-            for item in split.items:
+            for item in split.steps:
                 reads.update((source.storage, None) for source in item.srcs)
                 writes[item.out.storage] = None
             accesses = [_bytes_of(a.buffer, a.offset, a.size, True) for a in self.scratch.get(split.index, ())]
@@ -226,7 +226,7 @@ class _Lowering:
         target = split.target
         for copy in split.copies:
             self._add_copy(copy, split, target)
-        if split.items:
+        if split.steps:
             plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
             self.result.plans.append(plan)
             action = Action("plan", target, split, groups=self.groups.of_split[split.index], plan=plan)
@@ -355,26 +355,26 @@ def _compile(
     known: EarlierSlot | None,
 ) -> Plan:
     """The steps of a split as a plan of its target's stream."""
-    workspaces, items = bindings.workspaces, split.items
+    workspaces, planned = bindings.workspaces, split.steps
     stream, kind = split.target.stream, type(split.target.stream)
     earlier = None if known is None else known.calls(split, groups, bindings)
     fused = groups.of_split[split.index]
 
     def group_of(g: int) -> Group:
-        indices, size, _ = ((g,), items[g].support.workspace, None) if fused is None else fused[g]
-        steps = tuple([bound_step(items[i], arg(items[i].out), tuple(map(arg, items[i].srcs))) for i in indices])
-        nodes = tuple([node for i in indices if (node := items[i].node) is not None])
+        indices, size, _ = ((g,), planned[g].support.workspace, None) if fused is None else fused[g]
+        steps = tuple([bound_step(planned[i], arg(planned[i].out), tuple(map(arg, planned[i].srcs))) for i in indices])
+        nodes = tuple([node for i in indices if (node := planned[i].node) is not None])
         return Group(steps, size, workspaces.get((split.index, g)), nodes, call=None if earlier is None else earlier[g])
 
     if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
-        ready = [group_of(g) for g in range(len(items if fused is None else fused))]
+        ready = [group_of(g) for g in range(len(planned if fused is None else fused))]
         if lister is not None and stream.lists_operands:
             ready = [lister.listed(group, split, g) for g, group in enumerate(ready)]
         return stream.compile(ready)
     # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
     plain = kind._bind is Stream._bind
     shares = stream.shares_calls
-    firsts = items if fused is None else [items[group.items[0]] for group in fused]
+    firsts = planned if fused is None else [planned[group.indices[0]] for group in fused]
     # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
     bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
     calls: list[Call] = []
@@ -411,9 +411,9 @@ def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set
     """The buffers of leaves that a split uses, which their owner may free while the program lives."""
     leaves: Collection[int] = partition.owners.keys()
     if len(partition.splits) > 1:
-        arenas, items = partition.arenas, split.items
-        leaves = {view.storage for item in items for view in item.srcs if arenas[view.storage] < 0}
-        leaves |= {item.out.storage for item in items if arenas[item.out.storage] < 0}
+        arenas, planned = partition.arenas, split.steps
+        leaves = {view.storage for item in planned for view in item.srcs if arenas[view.storage] < 0}
+        leaves |= {item.out.storage for item in planned if arenas[item.out.storage] < 0}
     return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 

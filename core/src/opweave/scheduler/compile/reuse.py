@@ -41,8 +41,8 @@ class EarlierProgram:
     def is_alike(self, partition: Partition) -> bool:
         """Whether storages and steps of both have the same numbers on the same targets."""
         known = self.partition
-        steps = [(split.target, len(split.items)) for split in known.splits]
-        return known.arenas == partition.arenas and steps == [(s.target, len(s.items)) for s in partition.splits]
+        steps = [(split.target, len(split.steps)) for split in known.splits]
+        return known.arenas == partition.arenas and steps == [(s.target, len(s.steps)) for s in partition.splits]
 
     def leaves_of(self, partition: Partition) -> Set[int]:
         """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a
@@ -105,21 +105,21 @@ class EarlierSlot:
         calls, stream = self.plans.get(k), split.target.stream
         made_by = stream.inner if isinstance(stream, WorkerStream) else stream
         plain = type(made_by)._compile is Stream._compile
-        before, fused = self.earlier.partition.splits[k].items, groups.of_split[k]
+        before, fused = self.earlier.partition.splits[k].steps, groups.of_split[k]
         if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
             return None
-        if not any(old.support is new.support for old, new in zip(before, split.items, strict=True)):
+        if not any(old.support is new.support for old, new in zip(before, split.steps, strict=True)):
             return None  # all sizes have changed
         same = self.same
         equal = [
             old.support is new.support and same[new.out.storage] and old.out == new.out and old.srcs == new.srcs
             and all(same[source.storage] for source in new.srcs)
-            for old, new in zip(before, split.items, strict=True)
+            for old, new in zip(before, split.steps, strict=True)
         ]  # fmt: skip
         if fused is not None:
             known = self.earlier.groups.of_split[k]
             equal = [
-                known is not None and known[g] == group and all(equal[i] for i in group.items)
+                known is not None and known[g] == group and all(equal[i] for i in group.indices)
                 for g, group in enumerate(fused)
             ]
         if not plain:

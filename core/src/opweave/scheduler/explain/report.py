@@ -141,7 +141,7 @@ def copy_rows(partition: Partition) -> list[CopyRow]:
 def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
     """Bytes of living temporaries over a run, for every device that has some."""
     birth, death, alias, starts = lifetimes(partition, unfused(partition))
-    end = (starts[-1] + len(partition.splits[-1].items) + 1) if starts else 0
+    end = (starts[-1] + len(partition.splits[-1].steps) + 1) if starts else 0
     curves = []
     for target in partition.assignment.targets:
         changes: dict[int, int] = {}
@@ -164,7 +164,7 @@ def node_rows(partition: Partition) -> list[NodeRow]:
     assignment, predicted = partition.assignment, partition.prediction
     rows = []
     for split in partition.splits:
-        for item in split.items:
+        for item in split.steps:
             node = item.node
             if node is None:
                 shape = item.out.shape
@@ -208,7 +208,7 @@ def explain(
         remarks: index of a split -> what its plan says about itself.
     """
     graph, targets, predicted = partition.graph, partition.assignment.targets, partition.prediction
-    steps = sum(len(s.items) for s in partition.splits)
+    steps = sum(len(s.steps) for s in partition.splits)
     lines = [
         f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in targets)}; "
         f"{_count(len(partition.copies), 'copy', 'copies')} of "
@@ -227,7 +227,7 @@ def explain(
     share = max(6, limit // max(1, len(partition.splits)))
     used: set[str] = set()
     for split in partition.splits:
-        head = f"split {split.index} on {split.target.name}: {_count(len(split.items), 'step')}"
+        head = f"split {split.index} on {split.target.name}: {_count(len(split.steps), 'step')}"
         prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
         for copy in split.copies:

@@ -158,7 +158,7 @@ def _shared(partition: Partition) -> set[int]:
         for copy in (*split.copies, *split.write_backs):
             touched = (*copy.sources, *copy.writes) if copy.ids is None else copy.sources
             shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
-        for item in split.items:
+        for item in split.steps:
             shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
     return shared
 
@@ -169,7 +169,7 @@ def _workspaces(
     """Target index -> ((split, group), bytes, moment) of every workspace."""
     wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
     for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
-        sizes = [item.support.workspace for item in split.items] if grouped is None else [g.workspace for g in grouped]
+        sizes = [item.support.workspace for item in split.steps] if grouped is None else [g.workspace for g in grouped]
         if any(sizes):
             wanted.setdefault(split.target.index, []).extend(
                 [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
@@ -197,7 +197,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     times: list[int] = []
     for split in splits:
         times.append(timeline.start(split))
-        timeline.groups(split, groups.items(split))
+        timeline.groups(split, groups.indices(split))
         timeline.end(split)
     for output in partition.outputs:
         if output is not None:
@@ -205,7 +205,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     alias = list(range(len(partition.sizes)))
     fed = set(partition.inputs.values())
     for at, index, step in timeline.inplace:
-        item = splits[index].items[step]
+        item = splits[index].steps[step]
         taken = _takes_over(item, at, partition, birth, death, fed)
         if taken >= 0:
             alias[item.out.storage] = alias[taken]
@@ -263,18 +263,18 @@ class _Timeline:
 
     def groups(self, split: Split, grouping: Sequence[tuple[int, ...]]) -> None:
         """The groups of a split, each the numbers of its steps, in one moment."""
-        moment, birth, death, items = self.moment, self.birth, self.death, split.items
+        moment, birth, death, planned = self.moment, self.birth, self.death, split.steps
         for group in grouping:
             moment += 1
             for index in group:
-                item = items[index]
+                item = planned[index]
                 out = item.out.storage
                 if birth[out] < 0:
                     birth[out] = moment
                 death[out] = moment
                 for source in item.srcs:
                     death[source.storage] = moment
-            if len(group) == 1 and items[group[0]].support.inplace:
+            if len(group) == 1 and planned[group[0]].support.inplace:
                 self.inplace.append((moment, split.index, group[0]))
         self.moment = moment
 
@@ -290,7 +290,7 @@ class _Timeline:
 def _takes_over(
     item: SplitStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
 ) -> int:
-    """The storage id whose memory the item's output may take over, or -1.
+    """The storage id whose memory the step's output may take over, or -1.
 
     It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
     lie over it other than element by element.

@@ -26,12 +26,12 @@ class FusedGroup(NamedTuple):
     """Steps that run as one.
 
     Attributes:
-        items: their indices in the split, in the order in which they run.
+        indices: where they are in the split, in the order in which they run.
         workspace: bytes.
         kernel: for a single step that the core binds itself; see `Group.kernel`.
     """
 
-    items: tuple[int, ...]
+    indices: tuple[int, ...]
     workspace: int
     kernel: Kernel | None = None
 
@@ -47,10 +47,10 @@ class Groups(NamedTuple):
     of_split: Sequence[Sequence[FusedGroup] | None]
     internal: Set[int]
 
-    def items(self, split: Split) -> list[tuple[int, ...]]:
-        """The item indices of every group of a split."""
+    def indices(self, split: Split) -> list[tuple[int, ...]]:
+        """The indices of the steps of every group of a split."""
         groups = self.of_split[split.index]
-        return [(i,) for i in range(len(split.items))] if groups is None else [group.items for group in groups]
+        return [(i,) for i in range(len(split.steps))] if groups is None else [group.indices for group in groups]
 
 
 def unfused(partition: Partition) -> Groups:
@@ -72,7 +72,7 @@ def fuse(partition: Partition) -> Groups:
 
 
 def bound_step(item: SplitStep, out: Arg, srcs: tuple[Arg, ...], *, live: bool = True) -> Step:
-    """The step of an item with its operands."""
+    """A planned step with its operands."""
     op, node, _, _, support = item
     attrs, label = ({}, "pack") if node is None else (node.attrs, node.name)
     return tuple.__new__(Step, (op, out, srcs, attrs, live, label, support.allowed, support.choice))
@@ -95,7 +95,7 @@ class _Asked:
         for split in self._partition.splits:
             for copy in split.copies:
                 last.update(dict.fromkeys(copy.reads, split.index))
-            for item in split.items:
+            for item in split.steps:
                 for source in item.srcs:
                     last[source.storage] = split.index
             for copy in split.write_backs:
@@ -134,7 +134,7 @@ class _Asked:
 
 
 def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGroup]:
-    stream, items, arenas = split.target.stream, split.items, partition.arenas
+    stream, planned, arenas = split.target.stream, split.steps, partition.arenas
     groups: list[FusedGroup] = []
     new = tuple.__new__
 
@@ -142,21 +142,21 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
         """Have the stream group steps that may share groups."""
         steps, last_reader, unbound = [], asked.last_readers, asked.unbound
         for i in run:
-            out = items[i].out.storage
+            out = planned[i].out.storage
             live = arenas[out] < 0 or last_reader.get(out, -1) > split.index
-            steps.append(_step(items[i], unbound, live))
+            steps.append(_step(planned[i], unbound, live))
         index_of = {id(step): i for i, step in zip(run, steps, strict=True)}
         for group in stream.fuse(steps):
             indices = tuple([index_of[id(step)] for step in group.steps])
             groups.append(FusedGroup(indices, group.workspace, group.kernel))
 
     if type(stream)._single is Stream._single:
-        add(range(len(items)))
+        add(range(len(planned)))
         return groups
     singles = _singles(split, asked, uniform=not partition.copies)
     loose = [single is None or single.fuses for single in singles]
     if None not in singles and not any(map(and_, loose, islice(loose, 1, None))):
-        fields = zip(zip(range(len(items))), map(_WORKSPACE, singles), map(_KERNEL, singles), strict=True)
+        fields = zip(zip(range(len(planned))), map(_WORKSPACE, singles), map(_KERNEL, singles), strict=True)
         return list(map(new, repeat(FusedGroup), fields))
     run: list[int] = []  # steps in a row that may share groups
 
@@ -185,7 +185,7 @@ def _singles(split: Split, asked: _Asked, *, uniform: bool) -> list[Single | Non
     Args:
         uniform: no operand is a copy, so that operands are laid out as the signature says to which a `Support` belongs.
     """
-    stream, items = split.target.stream, split.items
+    stream, planned = split.target.stream, split.steps
     kind = type(stream)
 
     def ask(item: SplitStep) -> Single | None:
@@ -198,15 +198,15 @@ def _singles(split: Split, asked: _Asked, *, uniform: bool) -> list[Single | Non
             single = kept[layout] = stream._single(_step(item, asked.unbound))
         return single
 
-    supports = list(map(_SUPPORT, items))
+    supports = list(map(_SUPPORT, planned))
     if not uniform or any(support.packed for support in set(supports)):
-        return list(map(ask, items))
-    found = {support: ask(item) for support, item in dict(zip(supports, items, strict=True)).items()}
+        return list(map(ask, planned))
+    found = {support: ask(item) for support, item in dict(zip(supports, planned, strict=True)).items()}
     return list(map(found.__getitem__, supports))
 
 
 _SUPPORT: Final = itemgetter(4)  # of a `SplitStep`
-_ITEMS: Final = itemgetter(0)  # of a `FusedGroup`
+_INDICES: Final = itemgetter(0)  # of a `FusedGroup`
 _WORKSPACE, _KERNEL = attrgetter("workspace"), attrgetter("kernel")  # of a `Single`
 _STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
@@ -232,13 +232,13 @@ def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
 
 def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
-    if all(groups is None or max(map(len, map(_ITEMS, groups)), default=1) == 1 for groups in grouped):
+    if all(groups is None or max(map(len, map(_INDICES, groups)), default=1) == 1 for groups in grouped):
         return set()
     made = {
-        split.items[i].out.storage: group
+        split.steps[i].out.storage: group
         for split, groups in zip(partition.splits, grouped, strict=True)
-        for group in groups or () if len(group.items) > 1
-        for i in group.items if partition.arenas[split.items[i].out.storage] >= 0
+        for group in groups or () if len(group.indices) > 1
+        for i in group.indices if partition.arenas[split.steps[i].out.storage] >= 0
     }  # fmt: skip
     if not made:
         return set()
@@ -248,11 +248,11 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
     outside |= {output.storage for output in partition.outputs if output is not None}
     for split, groups in zip(partition.splits, grouped, strict=True):
         if groups is None:
-            outside.update([source.storage for item in split.items for source in item.srcs])
+            outside.update([source.storage for item in split.steps for source in item.srcs])
             continue
         for group in groups:
-            for i in group.items:
-                for source in split.items[i].srcs:
+            for i in group.indices:
+                for source in split.steps[i].srcs:
                     storage = source.storage
                     if storage in made:
                         (inside if made[storage] is group else outside).add(storage)

@@ -41,7 +41,7 @@ def partition(annotated: AnnotatedGraph, assignment: Assignment, observed: Colle
 
 def _last(split: Split) -> Tensor | None:
     """The node of a split's last step, if it has one."""
-    return split.items[-1].node if split.items else None
+    return split.steps[-1].node if split.steps else None
 
 
 class _Partitioner:
@@ -84,7 +84,7 @@ class _Partitioner:
                 continue
             at = self.target_of[node]
             target, split = targets[at], self.split
-            if split is None or split.target is not target or (fetched and split.items and node in fetched):
+            if split is None or split.target is not target or (fetched and split.steps and node in fetched):
                 self._open(target)
             signature, op = node.signature, node.op
             assert signature is not None
@@ -116,7 +116,7 @@ class _Partitioner:
                 arenas.append(at)
                 names.append(node)
                 out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
-                split.items.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
+                split.steps.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
         return self._partition()
 
     def _partition(self) -> Partition:
@@ -258,7 +258,7 @@ class _Partitioner:
     def _gather(self, node: Tensor, target: Target) -> None:
         """A ``concat`` as copies of its pieces, each to its place."""
         split = self.split
-        if split is None or split.items:
+        if split is None or split.steps:
             split = self._open(target)
         storage, offset, axis = self.storages.temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
         for source in node.srcs:
@@ -283,7 +283,7 @@ class _Partitioner:
         """The share of one device in a collective: it reads the parts where they lie."""
         what, provider = exchange.what, exchange.provider
         split = self.split
-        if split is None or split.target is not target or split.items:
+        if split is None or split.target is not target or split.steps:
             split = self._open(target)
         out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
         first, *terms = [self.storages.shown(term, target) for term in what.terms]
@@ -334,10 +334,10 @@ class _Partitioner:
         packed = StorageView.dense(storage, dtype, shape)
         support = self._packer(target, dtype, shape, strides)
         if support is not None:
-            split.items.append(SplitStep("contiguous", None, packed, (operand,), support))
+            split.steps.append(SplitStep("contiguous", None, packed, (operand,), support))
         else:
             here = self.storages.made_in.get(operand.storage)
-            if here == split.index or (here is None and operand.storage >= self.opened and split.items):
+            if here == split.index or (here is None and operand.storage >= self.opened and split.steps):
                 split = self._open(target)
             split.copies.append(Copy(source, operand, packed, "pack"))
         self.storages.made_in[storage] = split.index
@@ -365,15 +365,15 @@ class _Partitioner:
         if 0 in written.shape:
             return
         if self.storages.reaches(target, storage) and written.memory not in self.prepared:
-            split.items.append(SplitStep(op.name, node, region, operands, support))
+            split.steps.append(SplitStep(op.name, node, region, operands, support))
             self.storages.made_in[storage] = split.index
             return
-        if split.items:
+        if split.steps:
             split = self._open(target)
         copy = self.storages.temporary(written, nbytes(written.shape, written.dtype), target.index)
         window = StorageView.dense(copy, written.dtype, written.shape)
         split.copies.append(Copy(written, region, window, "region"))
-        split.items.append(SplitStep(op.name, node, window, operands, support))
+        split.steps.append(SplitStep(op.name, node, window, operands, support))
         split.write_backs.append(Copy(node, window, region, "write-back"))
         self.storages.made_in[storage] = split.index
         self.split = None
@@ -395,7 +395,7 @@ class _Partitioner:
         if not (self.storages.reaches(target, storage) and buffer.type.is_raw):
             out = StorageView.of(node, self.storages.temporary(node, node.nbytes, target.index))
             split.write_backs.append(Copy(node, out, final, "write-back"))
-        split.items.append(SplitStep(op.name, node, out, operands, support))
+        split.steps.append(SplitStep(op.name, node, out, operands, support))
         self.storages.settle(node, out.storage)
         self.storages.made_in[out.storage] = split.index
 

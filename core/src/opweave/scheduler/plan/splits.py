@@ -131,24 +131,24 @@ class Split:
     Attributes:
         index: its number, in the order in which splits run.
         copies, write_backs: made before the steps, and after them.
-        items: the steps.
+        steps: what it computes, in order.
         observed: the node whose value an observer gets after the steps, with the view where it lies.
     """
 
     index: int
     target: Target
     copies: list[Copy]
-    items: list[SplitStep]
+    steps: list[SplitStep]
     write_backs: list[Copy]
     observed: tuple[Tensor, StorageView] | None
 
     @property
     def nodes(self) -> list[Tensor]:
         """The graph's nodes that run here, in order."""
-        return [item.node for item in self.items if item.node is not None]
+        return [item.node for item in self.steps if item.node is not None]
 
     def __repr__(self) -> str:
-        return f"<Split {self.index} on {self.target.name}: {len(self.items)} steps, {len(self.copies)} copies>"
+        return f"<Split {self.index} on {self.target.name}: {len(self.steps)} steps, {len(self.copies)} copies>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

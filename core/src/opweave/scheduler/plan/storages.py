@@ -143,7 +143,7 @@ class Storages:
         views: list[StorageView] = []
         for split in splits:
             views += [view for copy in (*split.copies, *split.write_backs) for view in copy.writes]
-            views += [item.out for item in split.items]
+            views += [item.out for item in split.steps]
         shapes = {storage: (t.shape, t.dtype) for t, storage in self.inputs.items()}
         shapes |= {view.storage: (view.shape, view.dtype) for view in views}
         for storage, (shape, dtype) in shapes.items():

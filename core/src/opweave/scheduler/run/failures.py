@@ -53,11 +53,11 @@ def settle_failure(
         node = action.copy.tensor
         writers += [node] if action.copy.cause == "write-back" else []
     elif action is not None and action.kind == "plan" and action.split is not None:
-        first, last = 0, len(action.split.items)
+        first, last = 0, len(action.split.steps)
         if step is not None and step.step is not None:
-            group = (step.step,) if action.items is None else action.items[step.step]
+            group = (step.step,) if action.indices is None else action.indices[step.step]
             first, last = group[0], group[-1] + 1
-            node = action.split.items[first].node
+            node = action.split.steps[first].node
         writers += _written(action.split, first, last)
     writers += written_by([split for split in splits if anywhere or split.target in unfinished])
     states = {w.key: w.memory for w in writers if w.state is not None}
@@ -95,7 +95,7 @@ def damage_states(writers: Iterable[Tensor], why: str, pending: Callable[[], obj
 
 def written_by(splits: Iterable[Split]) -> list[Tensor]:
     """The nodes of splits, those that write states among them."""
-    return [node for split in splits for node in _written(split, 0, len(split.items))]
+    return [node for split in splits for node in _written(split, 0, len(split.steps))]
 
 
 def _failed_step(error: BaseException) -> StepError | None:
@@ -125,4 +125,4 @@ def _finish(targets: Sequence[Target]) -> list[Target]:
 
 
 def _written(split: Split, first: int, last: int) -> list[Tensor]:
-    return [i.node for i in split.items[first:last] if i.node is not None]
+    return [i.node for i in split.steps[first:last] if i.node is not None]

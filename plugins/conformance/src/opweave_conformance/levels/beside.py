@@ -159,7 +159,7 @@ def _bits(runs: Sequence[Results]) -> list[bytes]:
 def _placement(program: Program) -> str:
     """Which nodes ran where."""
     return ", then ".join(
-        f"{' '.join(item.node.op.name for item in split.items if item.node is not None and item.node.op)} on "
+        f"{' '.join(item.node.op.name for item in split.steps if item.node is not None and item.node.op)} on "
         f"{split.target.name}"
         for split in program.splits
     )

@@ -67,7 +67,7 @@ def _failing(stream: Stream, nth: int = 0) -> Iterator[None]:
 
 
 def _works_here(program: Program, device: Device) -> None:
-    if not any(split.target.device is device and split.items for split in program.splits):
+    if not any(split.target.device is device and split.steps for split in program.splits):
         inapplicable("it runs none of add, neg and assign")
 
 

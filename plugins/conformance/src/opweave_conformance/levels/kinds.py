@@ -134,7 +134,7 @@ def _product(subject: Subject, plain: Tensor, here: Tensor, dtype: str, rows: in
         program = scheduler.build(linear(x, here, bias))
         got = program.run(x=values)
     (node,) = [node for node in Graph(want).nodes if node.op is not None and node.op.name == "linear"]
-    (item,) = [item for split in program.splits for item in split.items if item.op == "linear"]
+    (item,) = [item for split in program.splits for item in split.steps if item.op == "linear"]
     result = compare(got, expected, limits(node, item.support.precision), exact=item.support.precision == "exact")
     assert here.leaf is not None
     assert here.leaf.placement is not None
