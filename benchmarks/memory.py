@@ -43,7 +43,7 @@ def main() -> None:
                         program = scheduler.build(built.output)
                         judged = verify(program)
                         planned = sum(scheduler.buffer_size(d) for d in devices)
-                        arenas, sizes = program.partition.arenas, program.partition.sizes
+                        arenas, sizes = program.partition.arena_of, program.partition.sizes
                     naive = sum(s for a, s in zip(arenas, sizes, strict=True) if a >= 0)
                     bound = sum(judged.bound.values())
                     ratios.append(planned / bound)

@@ -129,7 +129,7 @@ class _Replay:
                 memory.write(moment.workspace, -1)
 
     def _is_temporary(self, place: int) -> bool:
-        return self.partition.arenas[place] >= 0
+        return self.partition.arena_of[place] >= 0
 
     def _check_places(self) -> None:
         leaves = _Memory()
@@ -137,7 +137,7 @@ class _Replay:
             if not self._is_temporary(place):
                 leaves.cover(region)
         targets = self.partition.assignment.targets
-        temporaries = [(f"place {p}", self.partition.arenas[p], r) for p, r in self.where.places.items()]
+        temporaries = [(f"place {p}", self.partition.arena_of[p], r) for p, r in self.where.places.items()]
         for (split, group), region in self.where.workspaces.items():
             target = self.partition.splits[split].target.index
             temporaries.append((f"workspace {group} of split {split}", target, region))
@@ -206,7 +206,7 @@ class _Replay:
                 and source.offset == 0
                 and parts.sizes[source.storage] == parts.sizes[out.storage]
             )
-            mine = parts.arenas[source.storage] == parts.arenas[out.storage] >= 0 and source.storage not in fed
+            mine = parts.arena_of[source.storage] == parts.arena_of[out.storage] >= 0 and source.storage not in fed
             others = [s for k, s in enumerate(item.srcs) if k != index and s.storage == source.storage]
             if alike and mine and all(op.pointwise and s == source for s in others):
                 result.add(source.storage)
@@ -217,7 +217,7 @@ class _Replay:
     def planned(self) -> dict[str, int]:
         targets = self.partition.assignment.targets
         ends: list[dict[int, int]] = [{} for _ in targets]
-        regions = [(self.partition.arenas[p], r) for p, r in self.where.places.items()]
+        regions = [(self.partition.arena_of[p], r) for p, r in self.where.places.items()]
         regions += [(self.partition.splits[s].target.index, r) for (s, _), r in self.where.workspaces.items()]
         for target, region in regions:
             if target >= 0:
@@ -230,7 +230,7 @@ class _Replay:
         targets = parts.assignment.targets
         changes = [[0] * (count + 1) for _ in targets]
         for place, first in self.written.items():
-            arena = parts.arenas[place]
+            arena = parts.arena_of[place]
             last = max(first, self.read.get(place, -1))
             if arena < 0 or (first == last and self._is_internal(place, first)):
                 continue
@@ -262,10 +262,10 @@ class _Replay:
             return 0
         item = moment.items[0]
         place = item.out.storage
-        if self.partition.arenas[place] < 0 or self.written[place] != at:
+        if self.partition.arena_of[place] < 0 or self.written[place] != at:
             return 0
         if any(self.read[p] == at and self.written.get(p, at) < at for p in self._takeable(item)):
-            return self._aligned(self.partition.sizes[place], self.partition.arenas[place])
+            return self._aligned(self.partition.sizes[place], self.partition.arena_of[place])
         return 0
 
     def _aligned(self, size: int, target: int) -> int:

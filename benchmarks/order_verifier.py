@@ -105,7 +105,7 @@ def _one_run(play: _Play, program: Program, where: MemoryMap, slot: int, prefix:
     for wait in run_list.before:
         _apply(play, wait)
     for tensor, place in parts.inputs.items():
-        stream = targets[parts.arenas[place]].stream
+        stream = targets[parts.arena_of[place]].stream
         play.act(stream, f"{prefix}feeding {tensor.name}", (), regions([place]))
     for call, action in zip(run_list.actions.calls, run_list.actions.actions, strict=True):
         target, split = action.target, action.split

@@ -67,7 +67,7 @@ def test_weights_states_and_temporaries_lie_in_huge_pages(name):
         assert program.n_copies == 0 or not ow.device(name).reaches(kind().space)
         if kinds:
             places = program.memory_map(0).places
-            held = [p.buffer for s, p in places.items() if program.partition.arenas[s] >= 0]
+            held = [p.buffer for s, p in places.items() if program.partition.arena_of[s] >= 0]
             assert held
             assert all(buffer.type is kind() for buffer in held)
     np.testing.assert_allclose(got, 2 * np.maximum(value @ w.T, 0), rtol=1e-5, atol=1e-5)

@@ -35,7 +35,7 @@ def shown(program: ow.Program) -> list[Any]:
     ]  # fmt: skip
     causes = [parts.assignment.causes.get(node) for node in parts.graph.nodes]
     return [
-        [node.name for node in parts.graph.nodes], causes, steps, parts.sizes, parts.arenas, program.memory,
+        [node.name for node in parts.graph.nodes], causes, steps, parts.sizes, parts.arena_of, program.memory,
         program.memory_map().groups, [*program.inputs], str(program.explain()),
     ]  # fmt: skip
 

@@ -186,7 +186,7 @@ def test_cpu_devices_add_what_lies_with_the_others(cpus):
     with ow.Scheduler(cpus[:2], threads=1) as scheduler:
         program = scheduler.build(mlp(mlp(x, sharded(cpus[:2])), sharded(cpus[:2])))
         assert np.array_equal(program.run({x: integers(ROWS, WIDTH)}), expected(expected(integers(ROWS, WIDTH))))
-    found, arenas = copies(program), program.partition.arenas
+    found, arenas = copies(program), program.partition.arena_of
     assert [c.kind for c in found] == ["all_reduce"] * 3
     for c in found:
         assert len({arenas[view.storage] for view in (c.src, *c.terms)}) == 2

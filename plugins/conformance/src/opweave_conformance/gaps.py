@@ -211,7 +211,7 @@ def _count_copies(partition: Partition, device: Device, of_node: dict[Tensor, Ga
                 place = copy.dst.storage
                 gaps_of = [item.node for item in split.steps if any(s.storage == place for s in item.srcs)]
             gap = next((of_node[node] for node in gaps_of if node in of_node), None)
-            ends = {partition.arenas[copy.src.storage], partition.arenas[copy.dst.storage]}
+            ends = {partition.arena_of[copy.src.storage], partition.arena_of[copy.dst.storage]}
             if gap is None or first.index not in ends:
                 continue
             rate = rate or _transfer_rate(device)

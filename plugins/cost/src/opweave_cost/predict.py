@@ -59,7 +59,7 @@ def predict(partition: Partition, model: CostModel | None = None, *, memory: boo
         moved += copies
     spared = sum(splits) - at_once.end
     for tensor, storage in partition.inputs.items():
-        moved += model.feed(partition.arenas[storage], tensor.nbytes)
+        moved += model.feed(partition.arena_of[storage], tensor.nbytes)
     for output, tensor in zip(partition.outputs, partition.graph.outputs, strict=True):
         if output is not None:
             moved += model.fetch(where_lies(partition, output)[0], tensor.nbytes)
@@ -182,7 +182,7 @@ def memory_of(partition: Partition) -> dict[str, MemoryUse]:
 
 def where_lies(partition: Partition, operand: StorageView) -> tuple[Device | None, MemorySpace]:
     """The device and the space of the memory that an operand lies in."""
-    arena = partition.arenas[operand.storage]
+    arena = partition.arena_of[operand.storage]
     if arena >= 0:
         target = partition.assignment.targets[arena]
         return target.device, target.space

@@ -85,7 +85,7 @@ def bind(
         offsets = list(plan.offsets)
         buffers = [
             chunks[arena][chunk] if chunk >= 0 else None
-            for arena, chunk in zip(partition.arenas, plan.chunks, strict=True)
+            for arena, chunk in zip(partition.arena_of, plan.chunks, strict=True)
         ]
         same: Set[int] = frozenset()
         if earlier is not None:
@@ -118,7 +118,7 @@ def _bindings_in_slot(
     if slot:
         buffers, offsets = list(buffers), list(offsets)
         for storage, (chunk, offset) in slot.items():
-            buffers[storage] = chunks[partition.arenas[storage]][chunk]
+            buffers[storage] = chunks[partition.arena_of[storage]][chunk]
             offsets[storage] = offset
     return first._replace(buffers=buffers, offsets=offsets, args=[None] * len(offsets))
 
@@ -222,7 +222,7 @@ def operands(
             memory in one layout are one `Arg`.
     """
     buffers, offsets, handles, _, args = bindings
-    arenas = partition.arenas
+    arena_of = partition.arena_of
     old = None if earlier is None else earlier.args
     if old is not None:
         for storage in leaves:
@@ -237,7 +237,7 @@ def operands(
         storage, offset, dtype, shape, strides = operand
         offset += offsets[storage]
         buffer = buffers[storage]
-        temporary = buffer is not None and arenas[storage] >= 0
+        temporary = buffer is not None and arena_of[storage] >= 0
         at = (id(buffer), offset, dtype, shape, strides) if temporary else None
         other = None if at is None else there.get(at)
         if other is not None and not numbered:

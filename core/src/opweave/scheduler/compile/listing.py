@@ -36,8 +36,8 @@ class Lister:
         """Group number ``index`` of a split with its operands listed."""
         moment = self._times[split.index] + 1 + index
         values = {arg.value for step in group.steps for arg in (step.out, *step.srcs) if arg.buffer is not None}
-        arenas = self._partition.arenas
-        dead = {value for value in values if arenas[value] >= 0 and self._death[value] <= moment}
+        arena_of = self._partition.arena_of
+        dead = {value for value in values if arena_of[value] >= 0 and self._death[value] <= moment}
         wholes = {value: whole for value in values if (whole := self._whole(value)) is not None}
         return listed(group, wholes, self._constant, dead, dead - self._inputs)
 

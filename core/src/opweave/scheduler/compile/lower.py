@@ -179,7 +179,7 @@ class _Lowering:
     def _access(self, storage: int, write: bool, view: StorageView | None = None) -> Access | None:
         """The bytes of a storage, or those that a dense window of it shows."""
         buffer = self.bindings.buffers[storage]
-        if buffer is None or (self.partition.arenas[storage] < 0 and not self.leaves_matter):
+        if buffer is None or (self.partition.arena_of[storage] < 0 and not self.leaves_matter):
             return None
         if view is not None and buffer.type.is_raw and is_dense(view.shape, view.strides, view.dtype):
             size = nbytes(view.shape, view.dtype)
@@ -192,7 +192,7 @@ class _Lowering:
 
     def _target_of(self, storage: int, default: Target) -> Target:
         """The target whose stream works on a value's memory."""
-        arena = self.partition.arenas[storage]
+        arena = self.partition.arena_of[storage]
         if arena >= 0:
             return self.targets[arena]
         buffer = self.bindings.buffers[storage]
@@ -212,7 +212,7 @@ class _Lowering:
             feed = Feed(tensor, shape, tensor.dtype.numpy, None, unread, False, None)
             if storage is not None:
                 arg = self.arg(StorageView.of(tensor, storage))
-                target = self.targets[self.partition.arenas[storage]]
+                target = self.targets[self.partition.arena_of[storage]]
                 stream = target.stream
                 if isinstance(stream, WorkerStream) and not self.overlapping and not stream.inner.is_async:
                     stream = stream.inner  # nothing is under way: fed at once, no device waits for another one's thread
@@ -411,9 +411,9 @@ def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set
     """The buffers of leaves that a split uses, which their owner may free while the program lives."""
     leaves: Collection[int] = partition.owners.keys()
     if len(partition.splits) > 1:
-        arenas, planned = partition.arenas, split.steps
-        leaves = {view.storage for item in planned for view in item.srcs if arenas[view.storage] < 0}
-        leaves |= {item.out.storage for item in planned if arenas[item.out.storage] < 0}
+        arena_of, planned = partition.arena_of, split.steps
+        leaves = {view.storage for item in planned for view in item.srcs if arena_of[view.storage] < 0}
+        leaves |= {item.out.storage for item in planned if arena_of[item.out.storage] < 0}
     return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 

@@ -42,7 +42,7 @@ class EarlierProgram:
         """Whether storages and steps of both have the same numbers on the same targets."""
         known = self.partition
         steps = [(split.target, len(split.steps)) for split in known.splits]
-        return known.arenas == partition.arenas and steps == [(s.target, len(s.steps)) for s in partition.splits]
+        return known.arena_of == partition.arena_of and steps == [(s.target, len(s.steps)) for s in partition.splits]
 
     def leaves_of(self, partition: Partition) -> Set[int]:
         """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a

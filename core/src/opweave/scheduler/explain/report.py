@@ -145,12 +145,12 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
     curves = []
     for target in partition.assignment.targets:
         changes: dict[int, int] = {}
-        for place, size in enumerate(partition.sizes):
-            if partition.arenas[place] == target.index and birth[place] >= 0:
+        for storage, size in enumerate(partition.sizes):
+            if partition.arena_of[storage] == target.index and birth[storage] >= 0:
                 # A value that takes over memory counts from the moment after the former value's end.
-                start = birth[place] + (alias[place] != place)
+                start = birth[storage] + (alias[storage] != storage)
                 changes[start] = changes.get(start, 0) + size
-                changes[min(death[place], end) + 1] = changes.get(min(death[place], end) + 1, 0) - size
+                changes[min(death[storage], end) + 1] = changes.get(min(death[storage], end) + 1, 0) - size
         if changes:
             times = sorted(changes)
             moments = list(zip(times, accumulate([changes[moment] for moment in times]), strict=True))
@@ -217,10 +217,9 @@ def explain(
     if predicted is not None:
         lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
         lines += [f"{name} lacks {human_bytes(size)} of memory" for name, size in predicted.short.items()]
-    for tensor, place in partition.inputs.items():
-        lines.append(
-            f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {targets[partition.arenas[place]].name}"
-        )
+    for tensor, storage in partition.inputs.items():
+        at = targets[partition.arena_of[storage]].name
+        lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {at}")
     rows: dict[int, list[NodeRow]] = {}
     for row in node_rows(partition):
         rows.setdefault(row.split, []).append(row)
@@ -310,12 +309,12 @@ def ends_of(partition: Partition, copy: Copy) -> tuple[str, str]:
     return " + ".join(read), " + ".join(written)
 
 
-def where(partition: Partition, place: int) -> str:
+def where(partition: Partition, storage: int) -> str:
     """The name of the device or of the space in whose memory a storage lies."""
-    arena = partition.arenas[place]
+    arena = partition.arena_of[storage]
     if arena >= 0:
         return partition.assignment.targets[arena].name
-    tensor, space = partition.owners[place]
+    tensor, space = partition.owners[storage]
     if tensor.leaf is not None and tensor.leaf.device:
         return tensor.leaf.device
     return space.name

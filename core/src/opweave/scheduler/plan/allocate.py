@@ -137,29 +137,29 @@ def allocate(
 def _members(partition: Partition, groups: Groups, live: Lifetimes) -> tuple[list[list[int]], list[int]]:
     """For every target the storage ids that need memory of its arena, and when each of them is in use last."""
     birth, death, alias, _ = live
-    arenas, internal = partition.arenas, groups.internal
+    arena_of, internal = partition.arena_of, groups.internal
     last = list(death)
     members: list[list[int]] = [[] for _ in partition.assignment.targets]
     for storage, owner in enumerate(alias):
         if owner != storage:
             # The owner's memory is in use until the last value that took it over ends.
             last[owner] = max(last[owner], death[storage])
-        elif arenas[storage] >= 0 and birth[storage] >= 0 and storage not in internal:
-            members[arenas[storage]].append(storage)
+        elif arena_of[storage] >= 0 and birth[storage] >= 0 and storage not in internal:
+            members[arena_of[storage]].append(storage)
     return members, last
 
 
 def _shared(partition: Partition) -> set[int]:
     """Inputs, and temporaries that more than one target touches."""
-    arenas = partition.arenas
+    arena_of = partition.arena_of
     shared = set(partition.inputs.values())
     for split in partition.splits:
         target = split.target.index
         for copy in (*split.copies, *split.write_backs):
             touched = (*copy.sources, *copy.writes) if copy.ids is None else copy.sources
-            shared.update(o.storage for o in touched if arenas[o.storage] >= 0 and arenas[o.storage] != target)
+            shared.update(o.storage for o in touched if arena_of[o.storage] >= 0 and arena_of[o.storage] != target)
         for item in split.steps:
-            shared.update(o.storage for o in (item.out, *item.srcs) if arenas[o.storage] not in (-1, target))
+            shared.update(o.storage for o in (item.out, *item.srcs) if arena_of[o.storage] not in (-1, target))
     return shared
 
 
@@ -298,7 +298,7 @@ def _takes_over(
     node, out, srcs = item.node, item.out, item.srcs
     if node is None or node.op is None or birth[out.storage] != at:
         return -1
-    arenas, sizes = partition.arenas, partition.sizes
+    arena_of, sizes = partition.arena_of, partition.sizes
     for index in node.op.inplace:
         if index >= len(srcs):
             continue
@@ -307,8 +307,8 @@ def _takes_over(
         if (
             death[storage] != at
             or birth[storage] == at
-            or arenas[storage] != arenas[out.storage]
-            or arenas[storage] < 0
+            or arena_of[storage] != arena_of[out.storage]
+            or arena_of[storage] < 0
             or source.strides != out.strides
             or source.shape != out.shape
             or source.dtype.itemsize != out.dtype.itemsize

@@ -134,7 +134,7 @@ class _Asked:
 
 
 def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGroup]:
-    stream, planned, arenas = split.target.stream, split.steps, partition.arenas
+    stream, planned, arena_of = split.target.stream, split.steps, partition.arena_of
     groups: list[FusedGroup] = []
     new = tuple.__new__
 
@@ -143,7 +143,7 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
         steps, last_reader, unbound = [], asked.last_readers, asked.unbound
         for i in run:
             out = planned[i].out.storage
-            live = arenas[out] < 0 or last_reader.get(out, -1) > split.index
+            live = arena_of[out] < 0 or last_reader.get(out, -1) > split.index
             steps.append(_step(planned[i], unbound, live))
         index_of = {id(step): i for i, step in zip(run, steps, strict=True)}
         for group in stream.fuse(steps):
@@ -238,7 +238,7 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
         split.steps[i].out.storage: group
         for split, groups in zip(partition.splits, grouped, strict=True)
         for group in groups or () if len(group.indices) > 1
-        for i in group.indices if partition.arenas[split.steps[i].out.storage] >= 0
+        for i in group.indices if partition.arena_of[split.steps[i].out.storage] >= 0
     }  # fmt: skip
     if not made:
         return set()

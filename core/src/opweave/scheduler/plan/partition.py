@@ -72,7 +72,8 @@ class _Partitioner:
         self.originals: dict[Tensor, Tensor] = {}  # rounded sources -> what they were rounded from
 
     def run(self) -> Partition:
-        home, sizes, arenas, names = self.storages.home, self.storages.sizes, self.storages.arenas, self.storages.names
+        storages = self.storages
+        views, sizes, arena_of, names = storages.views, storages.sizes, storages.arena_of, storages.names
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
         targets, placed, fetched, exchanged = self.targets, self.placed, self.fetched, self.exchanges
         for node in self.graph.nodes:
@@ -100,8 +101,8 @@ class _Partitioner:
             special_form = support.packed or support.repacked  # of some operand
             operands: list[StorageView] = []
             for source in sources:
-                operand = home.get(source)
-                if operand is None or special_form or arenas[operand.storage] != at:
+                operand = views.get(source)
+                if operand is None or special_form or arena_of[operand.storage] != at:
                     operand = self._operand(source, target, node, support, len(operands))
                 operands.append(operand)
             split = self.split  # an operand may have begun another one
@@ -113,9 +114,9 @@ class _Partitioner:
             else:
                 index = len(sizes)
                 sizes.append(support.nbytes)
-                arenas.append(at)
+                arena_of.append(at)
                 names.append(node)
-                out = home[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
+                out = views[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
                 split.steps.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
         return self._partition()
 
@@ -133,10 +134,10 @@ class _Partitioner:
             last = _last(split)
             if last in self.observed:
                 assert last is not None
-                splits[k] = replace(split, observed=(last, storages.home[last]))
+                splits[k] = replace(split, observed=(last, storages.views[last]))
         storages.pad(splits)
         return Partition(
-            self.annotated, self.assignment, splits, storages.sizes, storages.arenas, storages.names,
+            self.annotated, self.assignment, splits, storages.sizes, storages.arena_of, storages.names,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 
@@ -167,8 +168,8 @@ class _Partitioner:
         seen = self.seen[target.index]
         operand = seen.get(source)
         if operand is None and source.base is not None:
-            whole = self.storages.home.get(source.base)
-            if whole is not None and self.storages.arenas[whole.storage] == target.index:
+            whole = self.storages.views.get(source.base)
+            if whole is not None and self.storages.arena_of[whole.storage] == target.index:
                 return StorageView.of(source, whole.storage)
         if operand is None:
             operand = self._readable(source, target, node, support)
@@ -252,7 +253,7 @@ class _Partitioner:
             return False  # a copy converts nothing
         roots = [source.root for source in node.srcs]
         return all(root.memory not in self.prepared for root in roots) and not all(
-            self.storages.reaches(target, self.storages.home_of(root, target)) for root in roots
+            self.storages.reaches(target, self.storages.storage_of(root, target)) for root in roots
         )
 
     def _gather(self, node: Tensor, target: Target) -> None:
@@ -266,7 +267,7 @@ class _Partitioner:
             split.copies.append(Copy(source, self.storages.shown(source, target), window, "gather"))
             block = node.dtype.block if axis == node.ndim - 1 else 1
             offset += source.shape[axis] // block * node.strides[axis]
-        self.storages.made_in[self.storages.settle(node, storage)] = -1
+        self.storages.made_in[self.storages.enter(node, storage)] = -1
 
     def _is_exchanged(self, node: Tensor) -> bool:
         """Whether an exchange between devices computes a node or includes it; the copies of the former are added."""
@@ -275,7 +276,7 @@ class _Partitioner:
             return node in self.absorbed
         if not exchange.together:
             self._share(node, exchange, self.targets[self.target_of[node]])
-        elif node not in self.storages.home:
+        elif node not in self.storages.views:
             self._exchange(exchange)
         return True
 
@@ -290,7 +291,7 @@ class _Partitioner:
         bias = None if what.bias is None else self.storages.shown(what.bias, target)
         cause = what.kind.replace("_", "-") if provider is None else "collective"
         split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider))
-        self.storages.made_in[self.storages.settle(node, out.storage)] = -1
+        self.storages.made_in[self.storages.enter(node, out.storage)] = -1
 
     def _exchange(self, exchange: Exchange) -> None:
         """A collective that a backend does for all devices at once, on the first of them."""
@@ -303,7 +304,7 @@ class _Partitioner:
             storage = self.storages.temporary(shown if end is None else end, shown.nbytes, target.index)
             self.storages.made_in[storage] = -1
             if end is not None:
-                self.storages.settle(end, storage)
+                self.storages.enter(end, storage)
             outs.append(StorageView.dense(storage, shown.dtype, shown.shape))
         dst, *others = outs
         split.copies.append(
@@ -359,8 +360,8 @@ class _Partitioner:
         is written back."""
         written, op = node.srcs[0], node.op
         assert op is not None
-        storage = self.storages.home_of(written.root, target)
-        self.storages.settle(node, storage)
+        storage = self.storages.storage_of(written.root, target)
+        self.storages.enter(node, storage)
         region = StorageView.of(written, storage)
         if 0 in written.shape:
             return
@@ -396,7 +397,7 @@ class _Partitioner:
             out = StorageView.of(node, self.storages.temporary(node, node.nbytes, target.index))
             split.write_backs.append(Copy(node, out, final, "write-back"))
         split.steps.append(SplitStep(op.name, node, out, operands, support))
-        self.storages.settle(node, out.storage)
+        self.storages.enter(node, out.storage)
         self.storages.made_in[out.storage] = split.index
 
     def _output(self, output: Tensor) -> StorageView | None:

@@ -159,7 +159,7 @@ class Partition:
         annotated, assignment: what was divided.
         splits: in the order they run.
         sizes: bytes, by storage id.
-        arenas: by storage id the index of the target whose temporaries hold it, -1 for one with memory of its own.
+        arena_of: by storage id the index of the target among whose temporaries it lies, -1: it has memory of its own.
         names: by storage id the tensor whose value it holds (the first one).
         owners: storages with memory of their own -> the leaf tensor, and the space in which its bytes are read.
         unpacked: those of them that are copies in plain memory of placed leaves, made once with the program.
@@ -174,7 +174,7 @@ class Partition:
     assignment: Assignment
     splits: Sequence[Split]
     sizes: Sequence[int]
-    arenas: Sequence[int]
+    arena_of: Sequence[int]
     names: Sequence[Tensor]
     owners: Mapping[int, tuple[Tensor, MemorySpace]]
     unpacked: Set[int]

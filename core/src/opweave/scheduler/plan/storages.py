@@ -27,22 +27,23 @@ class Storages:
     """The storages of a partition, by storage id.
 
     Attributes:
-        sizes, arenas, names, owners, unpacked, repacked, inputs: as of `opweave.scheduler.plan.splits.Partition`.
-        home: computed value, input or state -> its view of the storage in which it lies.
-        made_in: storages other than those of computed values -> index of the split that wrote them last, -1: none.
+        sizes, arena_of, names, owners, unpacked, repacked, inputs: as of `opweave.scheduler.plan.splits.Partition`.
+        views: computed value, input or state -> its view of the storage in which it lies.
+        made_in: storage -> index of the split whose steps wrote it last, -1: none did, as of inputs and copies; results
+            that a node has to itself are left out.
     """
 
     def __init__(self, targets: Sequence[Target], target_of: Mapping[Tensor, int]) -> None:
         self._targets: Final = targets
         self._target_of: Final = target_of
         self.sizes: list[int] = []
-        self.arenas: list[int] = []
+        self.arena_of: list[int] = []
         self.names: list[Tensor] = []
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
         self.unpacked: set[int] = set()
         self.repacked: dict[int, BufferType] = {}
         self.inputs: dict[Tensor, int] = {}
-        self.home: dict[Tensor, StorageView] = {}
+        self.views: dict[Tensor, StorageView] = {}
         self.made_in: dict[int, int] = {}
         # The space in which a target reads read-only leaves that were not placed.
         self._spaces: Final = [
@@ -55,7 +56,7 @@ class Storages:
     def temporary(self, tensor: Tensor, size: int, arena: int) -> int:
         """A new storage among the temporaries of a target."""
         self.sizes.append(size)
-        self.arenas.append(arena)
+        self.arena_of.append(arena)
         self.names.append(tensor)
         return len(self.sizes) - 1
 
@@ -65,26 +66,27 @@ class Storages:
         self.owners[index] = (tensor, space)
         return index
 
-    def home_of(self, root: Tensor, target: Target) -> int:
+    def storage_of(self, root: Tensor, target: Target) -> int:
         """The storage in which a value lies, for a reader on ``target``."""
-        found = self.home.get(root)
+        found = self.views.get(root)
         if found is not None:
             return found.storage
         if root.leaf is not None:
             return self.leaf(root, root.leaf, target)
         # A version of a state whose writer has no elements: the bytes are those of the state.
-        return self.settle(root, self.home_of(root.memory, target))
+        return self.enter(root, self.storage_of(root.memory, target))
 
     def shown(self, tensor: Tensor, target: Target) -> StorageView:
         """What a tensor shows where its root lies, for a reader on ``target``."""
-        whole = self.home.get(tensor)
+        whole = self.views.get(tensor)
         if whole is None:
-            storage = self.home_of(tensor.root, target)
-            whole = self.home.get(tensor) or StorageView.of(tensor, storage)
+            storage = self.storage_of(tensor.root, target)
+            whole = self.views.get(tensor) or StorageView.of(tensor, storage)
         return whole
 
-    def settle(self, root: Tensor, storage: int) -> int:
-        self.home[root] = StorageView.of(root, storage)
+    def enter(self, root: Tensor, storage: int) -> int:
+        """Note in which storage a value lies; returns that."""
+        self.views[root] = StorageView.of(root, storage)
         return storage
 
     def leaf(self, root: Tensor, leaf: Leaf, target: Target) -> int:
@@ -99,7 +101,7 @@ class Storages:
             storage = self.own(root, self._targets[self._target_of[root]].device.default_buffer_type.space)
         else:
             return self.uploaded_leaf(root, target)
-        return self.settle(root, storage)
+        return self.enter(root, storage)
 
     def uploaded_leaf(self, root: Tensor, target: Target) -> int:
         """The storage of a read-only leaf in plain memory that a target reaches."""
@@ -119,7 +121,7 @@ class Storages:
         return StorageView(storage, 0, source.dtype, source.shape, source.strides)
 
     def reaches(self, target: Target, storage: int) -> bool:
-        arena = self.arenas[storage]
+        arena = self.arena_of[storage]
         if arena == target.index:
             return True
         return target.device.reaches(self._targets[arena].space if arena >= 0 else self.owners[storage][1])
@@ -147,7 +149,7 @@ class Storages:
         shapes = {storage: (t.shape, t.dtype) for t, storage in self.inputs.items()}
         shapes |= {view.storage: (view.shape, view.dtype) for view in views}
         for storage, (shape, dtype) in shapes.items():
-            kind = kinds.get(self.arenas[storage])
+            kind = kinds.get(self.arena_of[storage])
             if kind is not None:
                 value = new_leaf(Leaf("input", self.names[storage].name), shape, dtype)
                 self.sizes[storage] = max(self.sizes[storage], kind.alloc_size(value))
