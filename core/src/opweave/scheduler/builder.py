@@ -120,9 +120,7 @@ class Builder:
         """The partition of a graph that no pass makes anew any more."""
         predicted = None
         if self.strategy is None:
-            assignment = assign(
-                annotated.graph, self.targets, annotated.pins, self.op_offload, annotated.placed, precisions
-            ).with_causes(annotated.causes)
+            assignment = assign(annotated, self.targets, self.op_offload, precisions)
         else:
             from opweave.scheduler.place.strategy import PlacementProblem  # most schedulers place by priority
 

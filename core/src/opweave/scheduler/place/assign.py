@@ -1,5 +1,5 @@
-"""Which device runs which node, and why: `Graph` to `Assignment`. Every pass takes linear time; the cause of every
-decision is recorded.
+"""Which device runs which node, and why: `AnnotatedGraph` to `Assignment`. Every pass takes linear time; the cause of
+every decision is recorded.
 
 1. Decided beforehand: pins; nodes that write placed memory or a pinned state; nodes that read placed weights, which
    stay with them unless no device there runs them, or a device brings the weights from host memory for them (offload).
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.device import Kind
@@ -31,11 +30,11 @@ from opweave.scheduler.place.target import Target
 
 if TYPE_CHECKING:
     from opweave.contract.memory import MemorySpace
-    from opweave.graph.graph import Graph
     from opweave.graph.leaf import Leaf, Location, Placement
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.runtime.buffer import Buffer
+    from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.memory import PlacedMemory
 
 __all__ = ["CAUSES", "Assignment", "assign", "target_at"]
@@ -92,20 +91,15 @@ class Assignment:
 
 
 def assign(
-    graph: Graph,
-    targets: Sequence[Target],
-    pins: Mapping[Tensor, int],
-    op_offload: bool,
-    placed: Mapping[Tensor, Placement] = MappingProxyType({}),
-    precisions: Mapping[Tensor, Precision] = MappingProxyType({}),
+    annotated: AnnotatedGraph, targets: Sequence[Target], op_offload: bool, precisions: Mapping[Tensor, Precision]
 ) -> Assignment:
-    """Place every node of ``graph``. ``placed`` are computed tensors whose memory the caller decided, ``precisions``
-    nodes that may be computed less than exactly.
+    """Place every node of a graph. ``precisions`` are nodes that may be computed less than exactly.
 
     Raises:
         UnsupportedOpError: a pinned node on a device that does not run it, or a node that no device runs; with every
             device's reason.
     """
+    graph, pins, placed = annotated.graph, annotated.pins, annotated.placed
     nodes = [t for t in graph.nodes if t.base is None]
     able = Capabilities(targets, graph.leaves, nodes, precisions)
     assigning = _Assigning(able, graph.leaves, nodes, {t: at for t, at in pins.items() if t.op is None})
@@ -126,7 +120,7 @@ def assign(
             target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
     assigning.place_leaves()
-    return Assignment(able, target_of, causes, fetched)
+    return Assignment(able, target_of, {**causes, **annotated.causes}, fetched)
 
 
 def _has_place(leaf: Leaf) -> bool:

@@ -5,7 +5,7 @@ graphs (``opweave_rewrites``) come the same way; ``Scheduler(memory_limit=...)``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -54,7 +54,7 @@ class PlacementProblem:
         Raises:
             UnsupportedOpError: as `assign`.
         """
-        return self._by_rules(self.annotated.pins).with_causes(self.annotated.causes)
+        return self._by_rules(self.annotated.pins)
 
     @cached_property
     def fixed(self) -> Mapping[Tensor, int]:
@@ -80,7 +80,7 @@ class PlacementProblem:
         return self._by_rules(wanted | leaf_pins).with_causes(causes)
 
     def _by_rules(self, pins: Mapping[Tensor, int]) -> Assignment:
-        return assign(self.annotated.graph, self.targets, pins, self.op_offload, self.annotated.placed, self.precisions)
+        return assign(replace(self.annotated, pins=pins), self.targets, self.op_offload, self.precisions)
 
 
 Strategy = Callable[[PlacementProblem], tuple[Assignment, Prediction | None]]
