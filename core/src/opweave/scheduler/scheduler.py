@@ -25,7 +25,7 @@ from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
-from opweave.scheduler.place.arguments import Outputs, checked_options, checked_outputs, checked_placements
+from opweave.scheduler.place.arguments import checked_options, checked_outputs, checked_pins, checked_placements
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (
     HostTarget,
@@ -33,10 +33,9 @@ from opweave.scheduler.place.target import (
     Where,
     close_targets,
     equal_part,
+    find_target,
     open_targets,
     reads_nothing,
-    resolved_pins,
-    target_of,
 )
 from opweave.scheduler.program import Array, PlannedGraph, Program
 from opweave.scheduler.run.executor import Executor
@@ -45,6 +44,7 @@ from opweave.tracing import TRACE
 if TYPE_CHECKING:
     from opweave.runtime.host.threads import ThreadPool
     from opweave.scheduler.builder import Builder
+    from opweave.scheduler.place.arguments import Outputs
     from opweave.scheduler.place.precision import Allowed
     from opweave.scheduler.plan.splits import Partition
 
@@ -194,11 +194,11 @@ class Scheduler:
 
     def buffer_type(self, device: Where) -> BufferType:
         """The kind of memory that temporaries of a device lie in; raises `SchedulerError` as `find`."""
-        return target_of(self._targets, device).buffer_type
+        return find_target(self._targets, device).buffer_type
 
     def buffer_size(self, device: Where) -> int:
         """Bytes that are allocated for temporaries on a device; raises `SchedulerError` as `find`."""
-        return self._arenas[target_of(self._targets, device).index].nbytes
+        return self._arenas[find_target(self._targets, device).index].nbytes
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Scheduler:
         with self._executor.lock:
             self._pins.pop(tensor, None)
             if device is not None:
-                self._pins.update(resolved_pins(self._targets, {tensor: device}))
+                self._pins.update(checked_pins(self._targets, {tensor: device}))
 
     @overload
     def build(
@@ -255,7 +255,7 @@ class Scheduler:
         """
         with self._executor.lock:
             tensors, form = checked_outputs(outputs)
-            pinned = {**self._pins, **resolved_pins(self._targets, pins)} if pins else self._pins
+            pinned = {**self._pins, **checked_pins(self._targets, pins)} if pins else self._pins
             placed = checked_placements(placements) if placements else {}
             allowed = self._allowed if precision is None else checked_precision(precision)
             key = (form, tensors, tuple(pinned.items()), tuple(placed.values()), allowed)
@@ -341,7 +341,7 @@ class Scheduler:
             self._executor.check_open()
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
-            pinned = {**self._pins, **resolved_pins(self._targets, pins or {})}
+            pinned = {**self._pins, **checked_pins(self._targets, pins or {})}
             return PlannedGraph(self._partition(tensors, pinned, {}, allowed)[1], self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
@@ -377,13 +377,13 @@ class Scheduler:
 
     def find(self, where: Where) -> Device:
         """The device of this scheduler that is meant; raises `SchedulerError` if there is none."""
-        return target_of(self._targets, where).device
+        return find_target(self._targets, where).device
 
     def supports(self, device: Where, tensor: Tensor) -> bool:
         """Whether a device of this scheduler runs a node; raises `SchedulerError` as `find`."""
         from opweave.scheduler.place.capabilities import Capabilities  # importing opweave must not pay for it
 
-        return Capabilities(self._targets, (), (tensor,)).supports(target_of(self._targets, device), tensor)
+        return Capabilities(self._targets, (), (tensor,)).supports(find_target(self._targets, device), tensor)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class Scheduler:
                 `close` may not be.
         """
         self._executor.check_closer(whole=True)
-        lost = target_of(self._targets, device)
+        lost = find_target(self._targets, device)
         rest = [target for target in self._targets if target is not lost]
         if not rest:
             raise SchedulerError(f"{lost.name} is the only device of {self!r}")

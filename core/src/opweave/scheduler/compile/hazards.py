@@ -31,7 +31,7 @@ class Access(NamedTuple):
 
 
 class Act(NamedTuple):
-    """Something that one queue does at one point of a run."""
+    """Something that one queue does at one point of a run: an entry of `lower`, by the bytes that it accesses."""
 
     queue: int
     accesses: Sequence[Access]

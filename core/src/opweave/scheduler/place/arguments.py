@@ -12,12 +12,12 @@ from opweave.graph.tensor import Tensor
 from opweave.runtime.device import Device
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
-from opweave.scheduler.place.target import Where
+from opweave.scheduler.place.target import Target, Where, find_target
 
 if TYPE_CHECKING:
     from opweave.scheduler.place.strategy import Strategy
 
-__all__ = ["Outputs", "checked_options", "checked_outputs", "checked_placements"]
+__all__ = ["Outputs", "checked_options", "checked_outputs", "checked_pins", "checked_placements"]
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -67,6 +67,30 @@ def checked_options(
     if len(set(names)) != len(names):
         raise SchedulerError(f"a device is named twice: {', '.join(names)}; give two streams of it instead")
     return resolved, kinds, chosen
+
+
+def checked_pins(targets: Sequence[Target], pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
+    """The indices of targets for the nodes, inputs and states that a caller pins; of states that have memory already
+    it is only checked that they lie there.
+
+    Raises:
+        SchedulerError: no mapping, pins of other tensors, to other devices, or of states that lie elsewhere.
+    """
+    if not isinstance(pins, Mapping):
+        raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
+    resolved = {}
+    for tensor, where in pins.items():
+        leaf = tensor.root.leaf if isinstance(tensor, Tensor) else None
+        if not isinstance(tensor, Tensor) or (leaf is not None and leaf.kind not in ("input", "state")):
+            raise SchedulerError("computed tensors, inputs and states are pinned; place weights when making them, "
+                                 f"not {tensor!r:.60}")  # fmt: skip
+        target = find_target(targets, where)
+        if leaf is None or leaf.placement is None:
+            resolved[tensor.root] = target.index
+        elif leaf.placement.buffer.device is not target.device:
+            raise SchedulerError(f"{tensor.describe()} lies on {leaf.placement.buffer.device.name} and cannot "
+                                 f"be pinned to {target.name}")  # fmt: skip
+    return resolved
 
 
 def checked_placements(placements: Iterable[Placement]) -> dict[Tensor, Placement]:

@@ -36,21 +36,9 @@ if TYPE_CHECKING:
     from opweave.runtime.submission import Submission
 
 __all__ = [
-    "HostTarget",
-    "Support",
-    "Target",
-    "Where",
-    "check_buffer_type",
-    "close_targets",
-    "equal_part",
-    "open_targets",
-    "packing_support",
-    "reads_nothing",
-    "repack_limit",
-    "resolved_pins",
-    "target_of",
-    "unbound_step",
-]
+    "HostTarget", "Support", "Target", "Where", "check_buffer_type", "close_targets", "equal_part", "find_target",
+    "open_targets", "packing_support", "reads_nothing", "repack_limit", "unbound_step",
+]  # fmt: skip
 
 Where = Device | Stream | str
 """How callers name a device of a scheduler."""
@@ -167,11 +155,11 @@ class Target:
         owned: the scheduler opened the stream and closes it.
         copier: a second stream of an asynchronous device, for copies beside its steps (`open_copier`).
         repack: bytes that copies of weights in special memory may take for one program (`Capabilities`).
-        before: the target with the synchronous stream that this one was made of (`at_once`), which programs that were
+        replaced: the target with the synchronous stream that this one was made of (`at_once`), which programs that were
             built earlier use.
     """
 
-    __slots__ = ("before", "buffer_type", "copier", "device", "index", "name", "owned", "repack", "space", "stream")
+    __slots__ = ("buffer_type", "copier", "device", "index", "name", "owned", "repack", "replaced", "space", "stream")
 
     def __init__(
         self, index: int, stream: Stream, buffer_type: BufferType | None, owned: bool, repack: float = 0
@@ -185,7 +173,7 @@ class Target:
         self.space: Final = self.buffer_type.space
         self.owned: Final = owned
         self.copier: Stream | None = None
-        self.before: Target | None = None
+        self.replaced: Target | None = None
 
     def __repr__(self) -> str:
         return f"<Target {self.index}: {self.name}>"
@@ -193,7 +181,7 @@ class Target:
     @property
     def streams(self) -> list[Stream]:
         own = [self.stream] if self.copier is None else [self.stream, self.copier]
-        return own if self.before is None else [*own, *self.before.streams]
+        return own if self.replaced is None else [*own, *self.replaced.streams]
 
     @property
     def fetches_ahead(self) -> bool:
@@ -212,13 +200,13 @@ class Target:
             return self
         kind = None if self.buffer_type is self.device.default_buffer_type else self.buffer_type
         made = Target(self.index, self.device.open(worker=True, **params), kind, owned=True, repack=self.repack)
-        made.before = self
+        made.replaced = self
         return made
 
     def close(self) -> None:
         """Close the streams that were opened for the scheduler."""
-        if self.before is not None:
-            self.before.close()
+        if self.replaced is not None:
+            self.replaced.close()
         if self.copier is not None:
             self.copier.close()
             self.copier = None
@@ -249,7 +237,7 @@ class Target:
             return
         new = [s for s in dict.fromkeys(signatures) if self.device not in s.support]
         runs = self.device.ask_ahead([unbound_step(s, self.device) for s in new])
-        loose = [s for s, run in zip(new, runs, strict=True) if not run and not _is_packed(s)]
+        loose = [s for s, run in zip(new, runs, strict=True) if not run and not _is_dense(s)]
         self.device.ask_ahead([unbound_step(s, self.device, packed=True) for s in loose])
 
     def _ask(self, signature: Signature) -> Support:
@@ -302,7 +290,7 @@ class Target:
         step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded, repacked=repacked)
         reason = self.device.why_not(step)
         packed = False
-        if reason is not None and not _is_packed(signature):
+        if reason is not None and not _is_dense(signature):
             step = unbound_step(
                 signature, self.device, packed=True, unpacked=unpacked, rounded=rounded, repacked=repacked
             )
@@ -349,7 +337,7 @@ def reads_nothing(outputs: Iterable[Tensor]) -> bool:
     return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in nodes)
 
 
-def _is_packed(signature: Signature) -> bool:
+def _is_dense(signature: Signature) -> bool:
     return all(is_dense(shape, strides, dtype) for dtype, shape, strides in signature.srcs)
 
 
@@ -436,7 +424,7 @@ def equal_part(number: int) -> int:
     return max(1, usable_cores().usable // max(1, number))
 
 
-def target_of(targets: Iterable[Target], where: Where) -> Target:
+def find_target(targets: Iterable[Target], where: Where) -> Target:
     """The target that is meant: by its device, its stream, its device's name, or the part of that before the colon.
 
     Raises:
@@ -451,27 +439,3 @@ def target_of(targets: Iterable[Target], where: Where) -> Target:
             return target
     name = where if isinstance(where, str) else where.name if isinstance(where, Device) else where.device.name
     raise SchedulerError(f"{name!r} is not a device of <Scheduler over {', '.join(t.name for t in targets)}>")
-
-
-def resolved_pins(targets: Sequence[Target], pins: Mapping[Tensor, Where]) -> dict[Tensor, int]:
-    """The indices of targets for the nodes, inputs and states that a caller pins; of states that have memory already
-    it is only checked that they lie there.
-
-    Raises:
-        SchedulerError: no mapping, pins of other tensors, to other devices, or of states that lie elsewhere.
-    """
-    if not isinstance(pins, Mapping):
-        raise SchedulerError(f"pins are a mapping of computed tensors to devices, not {pins!r:.60}")
-    resolved = {}
-    for tensor, where in pins.items():
-        leaf = tensor.root.leaf if isinstance(tensor, Tensor) else None
-        if not isinstance(tensor, Tensor) or (leaf is not None and leaf.kind not in ("input", "state")):
-            raise SchedulerError("computed tensors, inputs and states are pinned; place weights when making them, "
-                                 f"not {tensor!r:.60}")  # fmt: skip
-        target = target_of(targets, where)
-        if leaf is None or leaf.placement is None:
-            resolved[tensor.root] = target.index
-        elif leaf.placement.buffer.device is not target.device:
-            raise SchedulerError(f"{tensor.describe()} lies on {leaf.placement.buffer.device.name} and cannot "
-                                 f"be pinned to {target.name}")  # fmt: skip
-    return resolved
