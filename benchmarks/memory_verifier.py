@@ -160,10 +160,10 @@ class _Replay:
             self.faults.append(f"{moment.what} reads place {place}, which was never written")
         elif place in memory.lost:
             by = memory.lost[place]
-            names = self.partition.names
-            taker = "a workspace" if by < 0 else f"place {by} ({names[by].name!r})"
+            tensors = self.partition.tensors
+            taker = "a workspace" if by < 0 else f"place {by} ({tensors[by].name!r})"
             self.faults.append(
-                f"{moment.what} reads place {place} ({names[place].name!r}), whose bytes {taker} has taken"
+                f"{moment.what} reads place {place} ({tensors[place].name!r}), whose bytes {taker} has taken"
             )
 
     def _check_operands(self, moment: _Moment) -> None:

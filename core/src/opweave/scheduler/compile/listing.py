@@ -43,7 +43,7 @@ class Lister:
 
     def _whole(self, storage: int) -> Arg | None:
         """All of a value as one operand, as its tensor shows it."""
-        tensor, size = self._partition.names[storage], self._partition.sizes[storage]
+        tensor, size = self._partition.tensors[storage], self._partition.sizes[storage]
         buffer, handles = self._bindings.buffers[storage], self._bindings.handles
         needed = nbytes(tensor.shape, tensor.dtype)
         if buffer is None or tensor.is_view or not 0 < needed <= size:

@@ -73,7 +73,7 @@ class _Partitioner:
 
     def run(self) -> Partition:
         storages = self.storages
-        views, sizes, arena_of, names = storages.views, storages.sizes, storages.arena_of, storages.names
+        views, sizes, arena_of, tensors = storages.views, storages.sizes, storages.arena_of, storages.tensors
         new, special, observed = tuple.__new__, self.assignment.capabilities.special, self.observed
         targets, placed, fetched, exchanged = self.targets, self.placed, self.fetched, self.exchanges
         for node in self.graph.nodes:
@@ -115,7 +115,7 @@ class _Partitioner:
                 index = len(sizes)
                 sizes.append(support.nbytes)
                 arena_of.append(at)
-                names.append(node)
+                tensors.append(node)
                 out = views[node] = new(StorageView, (index, 0, node.dtype, node.shape, node.strides))
                 split.steps.append(new(SplitStep, (op.name, node, out, tuple(operands), support)))
         return self._partition()
@@ -137,7 +137,7 @@ class _Partitioner:
                 splits[k] = replace(split, observed=(last, storages.views[last]))
         storages.pad(splits)
         return Partition(
-            self.annotated, self.assignment, splits, storages.sizes, storages.arena_of, storages.names,
+            self.annotated, self.assignment, splits, storages.sizes, storages.arena_of, storages.tensors,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
 

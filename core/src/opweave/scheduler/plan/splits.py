@@ -160,7 +160,7 @@ class Partition:
         splits: in the order they run.
         sizes: bytes, by storage id.
         arena_of: by storage id the index of the target among whose temporaries it lies, -1: it has memory of its own.
-        names: by storage id the tensor whose value it holds (the first one).
+        tensors: by storage id the tensor whose value it holds (the first one).
         owners: storages with memory of their own -> the leaf tensor, and the space in which its bytes are read.
         unpacked: those of them that are copies in plain memory of placed leaves, made once with the program.
         repacked: those of them that are copies in special memory, made once for all programs -> its kind.
@@ -175,7 +175,7 @@ class Partition:
     splits: Sequence[Split]
     sizes: Sequence[int]
     arena_of: Sequence[int]
-    names: Sequence[Tensor]
+    tensors: Sequence[Tensor]
     owners: Mapping[int, tuple[Tensor, MemorySpace]]
     unpacked: Set[int]
     repacked: Mapping[int, BufferType]

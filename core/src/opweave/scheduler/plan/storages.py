@@ -27,7 +27,7 @@ class Storages:
     """The storages of a partition, by storage id.
 
     Attributes:
-        sizes, arena_of, names, owners, unpacked, repacked, inputs: as of `opweave.scheduler.plan.splits.Partition`.
+        sizes, arena_of, tensors, owners, unpacked, repacked, inputs: as of `opweave.scheduler.plan.splits.Partition`.
         views: computed value, input or state -> its view of the storage in which it lies.
         made_in: storage -> index of the split whose steps wrote it last, -1: none did, as of inputs and copies; results
             that a node has to itself are left out.
@@ -38,7 +38,7 @@ class Storages:
         self._target_of: Final = target_of
         self.sizes: list[int] = []
         self.arena_of: list[int] = []
-        self.names: list[Tensor] = []
+        self.tensors: list[Tensor] = []
         self.owners: dict[int, tuple[Tensor, MemorySpace]] = {}
         self.unpacked: set[int] = set()
         self.repacked: dict[int, BufferType] = {}
@@ -57,7 +57,7 @@ class Storages:
         """A new storage among the temporaries of a target."""
         self.sizes.append(size)
         self.arena_of.append(arena)
-        self.names.append(tensor)
+        self.tensors.append(tensor)
         return len(self.sizes) - 1
 
     def own(self, tensor: Tensor, space: MemorySpace) -> int:
@@ -151,5 +151,5 @@ class Storages:
         for storage, (shape, dtype) in shapes.items():
             kind = kinds.get(self.arena_of[storage])
             if kind is not None:
-                value = new_leaf(Leaf("input", self.names[storage].name), shape, dtype)
+                value = new_leaf(Leaf("input", self.tensors[storage].name), shape, dtype)
                 self.sizes[storage] = max(self.sizes[storage], kind.alloc_size(value))
