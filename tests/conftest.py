@@ -37,7 +37,7 @@ SMOKE = (
 
 LONG = (
     "core/graph/test_dtypes.py", "core/graph/test_foreign_arrays.py", "core/graph/test_layout.py",
-    "core/runtime/host/test_storage.py", "core/ops/test_third_party.py",
+    "core/runtime/host/test_operands.py", "core/ops/test_third_party.py",
 )  # fmt: skip
 """Files in these folders that take long, for all pairs of types or memories, hundreds of examples, or importing JAX.
 Other tests of the selection use what they test."""

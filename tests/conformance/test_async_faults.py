@@ -17,7 +17,7 @@ import pytest
 from opweave.contract import Buffer, WorkerStream
 from opweave.registry import Registry
 from opweave.runtime import buffer
-from opweave.runtime.host import storage
+from opweave.runtime.host import operands
 from opweave_conformance import workload
 from opweave_conformance.levels import failures, order
 from opweave_conformance.levels.indices import INDEXING
@@ -335,7 +335,7 @@ def sources_remembered(self: LazyDevice, step: Any) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("target", "attribute", "patch", "ways"),
     [
-        (storage, "_when_idle", lambda stream, call: call, {"overlap"}),
+        (operands, "_when_idle", lambda stream, call: call, {"overlap"}),
         (LazyStream, "_synchronize", LazyStream.tell, {"overlap"}),
         (LazyDevice, "bind_step", sources_remembered, {"overlap", "split"}),
     ],

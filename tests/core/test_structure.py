@@ -33,7 +33,7 @@ LATE = {
     "ops.indexing": "ops.blocks",
     "ops.operands": "ops.blocks warning",
     "ops.quantization": "ops.blocks ops.encoding",
-    "runtime.host.storage": "runtime.host.regions",
+    "runtime.host.operands": "runtime.host.regions",
     "runtime.stream": "runtime.functional",
     # What is needed when plugins are looked for, one of them fails, or a file is shown to the hooks.
     "opweave": "packages",

@@ -8,7 +8,7 @@ import pytest
 
 from opweave.errors import Cancelled
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import copy_bytes
+from opweave.runtime.host.operands import copy_bytes
 from opweave.tracing import TRACE, Sink, TraceEvent
 
 

@@ -11,7 +11,7 @@ import torch
 
 from opweave.contract import Collectives, CollectiveSupport
 from opweave.graph.dtypes import as_dtype
-from opweave.runtime.host.storage import dense_arg, read, write
+from opweave.runtime.host.operands import dense_arg, read, write
 from opweave_torch import TorchBackend
 from opweave_torch.accelerator import SeparateCpuDevice
 from opweave_torch.collectives import NcclCollectives

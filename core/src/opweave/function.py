@@ -19,7 +19,7 @@ from opweave.graph.layout import check_shape
 from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor, constant, input
 from opweave.progress import shown
-from opweave.runtime.host.storage import Adopted
+from opweave.runtime.host.operands import Adopted
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.precision import checked_precision

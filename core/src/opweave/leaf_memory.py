@@ -32,7 +32,7 @@ from opweave.progress import shown
 from opweave.runtime.buffer import Buffer, MultiBuffer
 from opweave.runtime.changes import CHANGES
 from opweave.runtime.device import Device
-from opweave.runtime.host.storage import read, write
+from opweave.runtime.host.operands import read, write
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 

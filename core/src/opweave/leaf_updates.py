@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import withdraw
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.device import Device
-from opweave.runtime.host.storage import dense_arg, write
+from opweave.runtime.host.operands import dense_arg, write
 
 __all__ = ["evict", "has_copies", "rewrite"]
 

@@ -14,7 +14,7 @@ from opweave.graph.dtypes import f32
 from opweave.graph.layout import dense_strides
 from opweave.registry import Registry
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import read, write
+from opweave.runtime.host.operands import read, write
 from tests.support.example_backend import ExampleBackend, ExampleDevice
 
 SUPPORT = Path(__file__).parents[2] / "support"

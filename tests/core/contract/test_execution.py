@@ -28,7 +28,7 @@ from opweave.errors import (
 from opweave.graph.dtypes import f32, u8
 from opweave.graph.layout import dense_strides
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import read, write
+from opweave.runtime.host.operands import read, write
 from tests.support.async_device import AsyncDevice, Boom, FusingThreadStream, OtherAsyncDevice, ThreadStream, vector
 from tests.support.example_backend import ExampleDevice
 

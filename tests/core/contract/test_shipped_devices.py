@@ -98,17 +98,17 @@ def test_several_buffers_hold_what_one_cannot(device):
 
 
 def test_values_are_copied_between_any_two_memories(device):
-    from opweave.runtime.host import storage
+    from opweave.runtime.host import operands
 
     source = vector(device.alloc(64))
-    storage.write(source, np.arange(16, dtype=np.float32))
+    operands.write(source, np.arange(16, dtype=np.float32))
     for other in (HostDevice(), make("cpu"), make("torch")):
         target = Arg(other.alloc(64), 0, f32, (4, 4), (4, 16))  # transposed
-        storage.copy(target, Arg(source.buffer, 0, f32, (4, 4), (16, 4)))
-        assert np.array_equal(storage.read(target), np.arange(16).reshape(4, 4))
-        storage.copy_bytes(source.buffer, 4, target.buffer, 0, 8)
+        operands.copy(target, Arg(source.buffer, 0, f32, (4, 4), (16, 4)))
+        assert np.array_equal(operands.read(target), np.arange(16).reshape(4, 4))
+        operands.copy_bytes(source.buffer, 4, target.buffer, 0, 8)
         assert np.array_equal(values(source)[1:3], [0, 4])
-        storage.write(source, np.arange(16, dtype=np.float32))
+        operands.write(source, np.arange(16, dtype=np.float32))
 
 
 def test_pinned_memory_and_host_memory_in_place(device):

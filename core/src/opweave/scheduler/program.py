@@ -18,7 +18,7 @@ from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.runtime.buffer import Buffer
 from opweave.runtime.changes import CHANGES, Placements
-from opweave.runtime.host.storage import Adopted, bind_read
+from opweave.runtime.host.operands import Adopted, bind_read
 from opweave.scheduler.compile.reuse import EarlierProgram
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.plan.allocate import allocate, memory_use

@@ -16,8 +16,8 @@ from opweave.graph.opdef import OPS, OpDef
 from opweave.runtime.host import memory, reservations
 from opweave.runtime.host.device import HostBackend, HostDevice
 from opweave.runtime.host.memory import host_memory_info
+from opweave.runtime.host.operands import read, write
 from opweave.runtime.host.reservations import Reservations
-from opweave.runtime.host.storage import read, write
 
 
 def leaf(device, array):

@@ -15,7 +15,7 @@ import numpy as np
 from opweave.contract.step import Group, scratch_args
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import array_shape, is_dense, nbytes
-from opweave.runtime.host.storage import (
+from opweave.runtime.host.operands import (
     CallSequence,
     bind_copy,
     bind_keep,

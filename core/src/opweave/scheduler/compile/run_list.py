@@ -22,7 +22,7 @@ from opweave.errors import (
 from opweave.graph.blocks import Blocks, checked_blocks
 from opweave.graph.foreign import detached, dlpack_device, host_view, is_foreign, is_on_host
 from opweave.graph.tensor import Tensor
-from opweave.runtime.host.storage import Adopted
+from opweave.runtime.host.operands import Adopted
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call

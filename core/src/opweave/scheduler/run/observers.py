@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from opweave.errors import LifetimeError
-from opweave.runtime.host.storage import bind_read
+from opweave.runtime.host.operands import bind_read
 
 if TYPE_CHECKING:
     import numpy as np

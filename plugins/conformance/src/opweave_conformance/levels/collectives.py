@@ -12,7 +12,7 @@ from opweave.contract import Collectives, Usage
 from opweave.contract.collectives import CollectiveKind
 from opweave.errors import Unavailable
 from opweave.graph.dtypes import DType, bf16, f16, f32, f64, i32
-from opweave.runtime.host.storage import dense_arg
+from opweave.runtime.host.operands import dense_arg
 from opweave.runtime.host.sums import bind_collective
 from opweave_conformance.checklist import Checklist, Subject, expect, expect_equal, inapplicable
 

@@ -11,7 +11,7 @@ import numpy as np
 from opweave.contract import Buffer, mapped
 from opweave.errors import BoundsError, HazardError, LayoutError, UnsupportedOpError
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import copy_bytes
+from opweave.runtime.host.operands import copy_bytes
 from opweave_conformance.checklist import (
     Checklist,
     Inapplicable,

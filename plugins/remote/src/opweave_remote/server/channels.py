@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from opweave.contract import Buffer, Step
 from opweave.errors import FormatError, OpweaveError
-from opweave.runtime.host.storage import copy_bytes
+from opweave.runtime.host.operands import copy_bytes
 from opweave_remote.failures import encode_error
 from opweave_remote.server.session import Session, numbers_of
 from opweave_remote.server.transfers import data_of, receive_into, receive_packed

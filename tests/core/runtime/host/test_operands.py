@@ -17,7 +17,7 @@ from opweave.errors import BoundsError, DTypeError, HazardError, LifetimeError, 
 from opweave.graph.dtypes import DTYPES, as_dtype, bf16, f32, q4_0, q8_0
 from opweave.graph.layout import array_shape, dense_strides, nbytes, span
 from opweave.runtime.host.device import HostDevice
-from opweave.runtime.host.storage import bind_copy, bind_read, bind_write, copy, copy_bytes, read, write
+from opweave.runtime.host.operands import bind_copy, bind_read, bind_write, copy, copy_bytes, read, write
 from tests.support.async_device import AsyncDevice
 from tests.support.example_backend import ExampleDevice
 
@@ -248,7 +248,7 @@ def test_ranges_of_one_buffer_may_overlap(name, to, of):
 
 
 def test_large_copies_go_through_the_host_in_chunks(monkeypatch):
-    monkeypatch.setattr("opweave.runtime.host.storage.BOUNCE_BYTES", 10)
+    monkeypatch.setattr("opweave.runtime.host.operands.BOUNCE_BYTES", 10)
     src, dst = KINDS["separate"].alloc(64), KINDS["asynchronous"].alloc(64)
     data = RNG.integers(0, 256, 64, np.uint8)
     src.upload(0, data)
