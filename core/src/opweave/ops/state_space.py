@@ -81,7 +81,8 @@ def causal_conv1d(
 
     Args:
         x: shape (batch, channels, tokens).
-        weight: shape (channels, k); the last column meets the token itself.
+        weight: shape (channels, k); the last column meets the token itself. NaN or infinite, and before the first
+            token without ``initial_states``, its product with 0 is NaN, or left out: devices differ.
         bias: shape (channels,), or ``None``.
         initial_states: the k − 1 elements before ``x``, shape (batch, channels, k − 1); ``None``: zeros.
         return_final_states: also return the last k − 1 elements of the line, for the tokens that follow.

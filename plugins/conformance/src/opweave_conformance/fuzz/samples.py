@@ -47,8 +47,8 @@ SATURATING: Final = frozenset({
 -18, in f64 below -37; PyTorch's gelu below -6 and -9) where they are less than the last place of their largest values,
 2**-25 and 2**-54; of products with them, that times the sources."""
 
-PADDED: Final = frozenset({"conv1d", "conv2d", "conv3d"})
-"""Convolutions: where a weight that is no finite number meets padding, its product with 0 is NaN, or left out."""
+REORDERED: Final = frozenset({"group_norm", "linear_attention"})
+"""Operations that libraries compute in another order, in which an infinity meets another one, or 0."""
 
 LARGE: Final = 1e12
 """Beyond this, results without a sure digit need not be finite."""
@@ -90,8 +90,8 @@ def _defined(tensor: Tensor, known: Mapping[Tensor, Samples]) -> bool:
     if tensor.attrs.get("stable") is False and _has_ties(known[tensor.srcs[0].root]):
         return False  # equal elements in any order
     narrow = op.name in NARROWING and not tensor.dtype.is_float
-    finite = tensor.srcs if narrow or not op.nan or op.name in UNDEFINED else ()
-    if op.name in PADDED and any(map(any, tensor.attrs["padding"])):
+    finite = tensor.srcs if narrow or not op.nan or op.name in UNDEFINED | REORDERED else ()
+    if _is_padded(tensor):
         finite = tensor.srcs[1:2]
     for source in finite:
         for sample in known[source.root] if source.dtype.is_float else ():
@@ -100,6 +100,15 @@ def _defined(tensor: Tensor, known: Mapping[Tensor, Samples]) -> bool:
             if not np.isfinite(wide).all() or (narrow and not _held(wide, tensor.dtype)):
                 return False
     return True
+
+
+def _is_padded(tensor: Tensor) -> bool:
+    """Whether it is a convolution with padding: where a weight that is no finite number meets that, its product with 0
+    is NaN, or left out."""
+    assert tensor.op is not None
+    if tensor.op.name == "causal_conv1d":
+        return not tensor.srcs[2 + tensor.attrs["biased"] :]  # without what lies before
+    return tensor.op.name in ("conv1d", "conv2d", "conv3d") and any(map(any, tensor.attrs["padding"]))
 
 
 def _has_ties(samples: Samples) -> bool:

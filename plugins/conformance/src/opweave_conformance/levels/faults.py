@@ -109,14 +109,14 @@ def _(bench: Bench) -> None:
     try:
         with patch.object(bench.device.kernels, "bind", return_value=fail):
             task = bench.task(queue)
-    except Exception as error:
-        inapplicable(f"its streams need more of a kernel than that it can be called: {error}")
-    error = None
+    except Exception as why:
+        inapplicable(f"its streams need more of a kernel than that it can be called: {why}")
+    error: ExecutionError | None = None
     try:
         task.plan.run()
         queue.synchronize()
-    except ExecutionError as failure:
-        error = failure
+    except ExecutionError as raised:
+        error = raised
     if not made:
         inapplicable("its streams do not make the calls of its kernels")
     _failure(queue, error)
