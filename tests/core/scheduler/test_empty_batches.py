@@ -100,10 +100,13 @@ def test_observers_are_shown_what_has_elements(devices: list[ow.Device], paralle
             def note(node: ow.Tensor, value: Any, seen: list[tuple[int, ...]] = seen) -> None:
                 seen.append(value.shape)
 
-            with program.observe(note):
-                check(program.run({x: values}), want)
-                check(program.submit({x: values}).result(60), want)
-            assert not any(0 in shape for shape in seen)
+            nodes = [node for node in program.partition.graph.nodes if node.base is None]
+            for which in (None, nodes, lambda node: True):  # nodes without elements may be named too
+                seen.clear()
+                with program.observe(note, which):
+                    check(program.run({x: values}), want)
+                    check(program.submit({x: values}).result(60), want)
+                assert sorted(seen) == sorted(2 * [node.shape for node in nodes if 0 not in node.shape])
 
 
 @pytest.mark.parametrize("rows", [0, 1])

@@ -309,7 +309,7 @@ class Program(PlannedGraph, Generic[R_co]):
         Args:
             callback: called with the node and its value, a new array unless ``on_device``; ``False`` ends the run
                 (`Cancelled`), and an exception of it ends the run and is raised by it.
-            nodes: which ones, or a function that is asked for each; ``None``: all.
+            nodes: which ones, or a function asked for each; ``None``: all. Those without elements are not shown.
             on_device: the callback is given an `ObservedValue`, which shows the value where it lies, in place of an
                 array: it decides in each run whether to ``read()`` it, which alone copies it to the host.
             ask: called in each run with each of the nodes when it is computed; what returns False is not shown in this
@@ -321,7 +321,7 @@ class Program(PlannedGraph, Generic[R_co]):
         from opweave.scheduler.run.observers import ObservedValue  # most programs are not observed
 
         graph = self.partition.graph  # not the steps: a concat whose pieces are copied to their places is none
-        computed = {node: None for node in graph.nodes if node.base is None and 0 not in node.shape}
+        computed = {node: None for node in graph.nodes if node.base is None}
         if self.internals.observed is not None:
             raise SchedulerError(f"{self!r} is being observed already")
         if nodes is None:
@@ -346,7 +346,7 @@ class Program(PlannedGraph, Generic[R_co]):
                 raise Cancelled(f"the run was ended by the observer of {node.describe()}")
 
         self.internals.check_open()
-        variant = self._variant(observed, show)
+        variant = self._variant({node for node in observed if 0 not in node.shape}, show)
         self.executor.observe(self.internals, variant.internals)
         try:
             yield
