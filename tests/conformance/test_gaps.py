@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import opweave as ow
+from opweave.cli.app import build_app
 from opweave.contract import Device
-from opweave.errors import SchedulerError, UnknownNameError
+from opweave.errors import FormatError, SchedulerError, UnknownNameError
 from opweave.registry import Registry
 from opweave_conformance.gaps import Gaps, gaps
+from opweave_conformance.hooks import opweave_cli
 from tests.support.example_backend import ExampleDevice
 
 
@@ -130,6 +133,26 @@ def test_a_file_of_no_model_is_refused(tmp_path: Path):
     (tmp_path / "m.txt").write_text("no model")
     with pytest.raises(UnknownNameError, match="file format"):
         Registry(environ={}, search=[]).model_format(tmp_path / "m.txt")
+    with pytest.raises(FormatError, match=r"no folder of a model: it has no config\.json"):
+        Registry(environ={}, search=[]).model_format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [("m.onnx", "onnx"), ("m.pt2", "torch"), ("m.gguf", "models"), ("config.json", "models")],
+)
+def test_the_package_that_reads_a_model_is_named_where_it_is_missing(file: str, package: str, tmp_path: Path):
+    (tmp_path / file).write_bytes(b"")
+    with pytest.raises(UnknownNameError, match=f"pip install .*{package}"):
+        Registry(environ={}, search=[]).model_format(tmp_path / file)
+
+
+def test_a_model_that_is_not_there_is_a_wrong_call():
+    app = build_app()
+    opweave_cli(app)
+    result = CliRunner().invoke(app, ["conformance", "host", "--gaps", "nofile.onnx"])
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
 
 
 def expect_gaps_of_a_transformer(path: Path, device: Device) -> None:

@@ -140,6 +140,8 @@ def test_what_is_no_report_is_refused_before_anything_is_written(tmp_path: Path)
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(FormatError, match=words):
             read_report(tmp_path / "a.json")
+    with pytest.raises(FormatError, match=r"no\.json cannot be read"):
+        read_report(tmp_path / "no.json")
     result = call("conformance", "host", "--html", str(tmp_path / "missing" / "page.html"))
     assert isinstance(result.exception, PathError)
     assert not (tmp_path / "missing").exists()

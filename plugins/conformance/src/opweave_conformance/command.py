@@ -89,6 +89,7 @@ def conformance(
         typer.Option(
             "--gaps",
             metavar="MODEL",
+            exists=True,
             help="Test nothing: which steps of a model (ONNX, .pt2, GGUF, folder) "
             "the device refuses, what that costs, and what to declare.",
         ),

@@ -59,11 +59,12 @@ def read_report(path: Path) -> Document:
     """What ``opweave conformance --json`` printed into a file.
 
     Raises:
-        FormatError: it is no such document.
-        OSError: it cannot be read.
+        FormatError: it is no such document, or cannot be read.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise FormatError(f"{path} is no report: {error}") from None
     missing = [name for name in NEEDED if not isinstance(document, dict) or name not in document]
