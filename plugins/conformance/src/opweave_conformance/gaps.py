@@ -16,6 +16,8 @@ from opweave.graph.layout import nbytes
 from opweave.scheduler.explain.page import Report, render
 from opweave.units import human_bytes, human_time
 from opweave_conformance.timing import seconds_of_step
+from opweave_conformance.trial import step_of
+from opweave_conformance.wording import number_of
 
 if TYPE_CHECKING:
     from opweave.contract import Device
@@ -41,7 +43,7 @@ class Gap:
         seconds: what they take there, each measured by itself; ``None`` where one could not be measured.
         copies, nbytes: how many copies to and from the device they cause, and the bytes of these.
         copying: predicted seconds of these copies.
-        declaration: what a kernel for them begins with.
+        declaration: what a kernel for them begins with, or what has to accept them.
     """
 
     op: str
@@ -81,7 +83,7 @@ class Gaps(Report):
     def summary(self) -> str:
         total = sum(gap.cost for gap in self.rows)
         left = f"; the others take {human_time(total)} elsewhere, copies included" if self.rows else ""
-        return f"{self.device} runs {self.taken:,} of {self.steps:,} steps of {self.model}{left}"
+        return f"{self.device} runs {self.taken:,} of {number_of(self.steps, 'step')} of {self.model}{left}"
 
     @property
     def text(self) -> str:
@@ -89,9 +91,12 @@ class Gaps(Report):
         lines = [self.summary]
         for gap in self.rows:
             took = human_time(gap.seconds) if gap.seconds is not None else "not measured"
-            moved = f", {gap.copies} copies of {human_bytes(gap.nbytes)}" if gap.copies else ""
-            steps = f"{gap.steps} step{'s' if gap.steps != 1 else ''}"
-            lines += [f"{gap.op} ({gap.dtypes}): {steps}, {took} on {gap.device}{moved}", f"    {gap.reason}"]
+            copies = number_of(gap.copies, "copy", "copies")
+            moved = f", {copies} of {human_bytes(gap.nbytes)}" if gap.copies else ""
+            lines += [
+                f"{gap.op} ({gap.dtypes}): {number_of(gap.steps, 'step')}, {took} on {gap.device}{moved}",
+                f"    {gap.reason}",
+            ]
             lines.append(f"    {gap.declaration}")
         return "\n".join(lines)
 
@@ -178,11 +183,15 @@ def _gap(found: dict[tuple[str, ...], Gap], node: Tensor, reason: str, split: Sp
 
 
 def _declaration(node: Tensor, device: Device, layout: str) -> str:
-    """The beginning of a kernel for such a node."""
+    """The beginning of a kernel for such a node; of a kernel that is there and refuses it, what to change."""
     op = node.op
     assert op is not None
     if not isinstance(getattr(device, "kernels", None), KernelTable) or not device.kernels.ops():
         return f"let _why_not accept {op.name}"  # a device without a table decides by itself
+    for kernel in () if layout else device.kernels.candidates(op.name):
+        # Packing is what the core does: it is the condition that refuses.
+        if kernel._replace(when=None, layout="strided").why_not(step_of(node)) is None:
+            return f"let the when= of {getattr(kernel.factory, '__name__', 'its kernel')} accept it: the types fit"
     data = [x.dtype.name for i, x in enumerate(node.srcs) if i not in op.indices]
     index = [x.dtype.name for i, x in enumerate(node.srcs) if i in op.indices]
     (index if op.index_out else data).append(node.dtype.name)

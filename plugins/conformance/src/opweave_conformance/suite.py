@@ -24,6 +24,7 @@ from opweave_conformance.levels.paths import path_checks
 from opweave_conformance.report import one_sided, paths
 from opweave_conformance.result import Result
 from opweave_conformance.watch import HANGS, SECONDS, within
+from opweave_conformance.wording import number_of
 
 if TYPE_CHECKING:
     from opweave.contract import Device
@@ -186,12 +187,13 @@ class Suite:
         found: list[str] = []
         if not any(o.status in ("passed", "failed", "xfailed") for o in self.results):
             count = len(self.results)
-            found.append(f"nothing was run: {f'all {count} checks are refused' if count else 'no check is selected'}")
+            why = f"{number_of(count, 'check')} selected, all refused or skipped" if count else "no check is selected"
+            found.append(f"nothing was run: {why}")
         elif 2 in self.levels and not (self.filtered if filtered is None else filtered or self.filtered):
             for device in self.devices:
                 cases = [o for o in self.results if o.op and o.device == device.name]
                 if not any(o.status in ("passed", "failed", "xfailed") for o in cases):
-                    found.append(f"{device.name} ran none of the {len(cases)} cases")
+                    found.append(f"{device.name} ran none of {number_of(len(cases), 'case')}")
         if not (self.filtered if filtered is None else filtered or self.filtered):
             for name, limits in paths(self.results).items():
                 found += [

@@ -17,6 +17,7 @@ from opweave import registry
 from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
+from opweave_conformance.wording import number_of
 
 if TYPE_CHECKING:
     from opweave_conformance.fuzz.search import Finding, Search
@@ -84,7 +85,7 @@ def _search(search: Any, found: Search, seconds: float, *, quiet: bool) -> None:
         def show(finding: Finding | None) -> None:
             nonlocal shown
             now = perf_counter()
-            what = f"{found.cases:,} cases, {len(found.findings)} failed"
+            what = f"{number_of(found.cases, 'case')}, {len(found.findings)} failed"
             bar.update(task, completed=min(now - start, seconds), description=what)
             _note_finding(finding, quiet=quiet)
             if bar.disable and not quiet and now - shown >= EVERY:
@@ -131,5 +132,5 @@ def _print(found: Search, seconds: float) -> None:
     if found.refused:
         console.print(Text(f"refused: {sum(found.refused.values())}, mostly: {found.refused.most_common(1)[0][0]}"))
     failed = Text(f"{len(found.findings)} failed", "bold red") if found.findings else Text("none failed", "green")
-    line = Text(f"{found.cases:,} cases with {found.nodes:,} nodes, ").append(failed)
+    line = Text(f"{number_of(found.cases, 'case')} with {number_of(found.nodes, 'node')}, ").append(failed)
     console.print(line, Text(f"in {seconds:.1f} s, seed {found.seed}"))
