@@ -582,6 +582,61 @@ def test_a_call_that_fails_is_named_and_fails_later_events(device, stream):
     assert (read(out) == 2).all(), "work before the failure was done"
 
 
+class TellsOnce(Stream):
+    """Asynchronous; its driver tells an error to the first that asks, and takes a while to return it."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.error, self.asked, self.over = Boom("told once"), threading.Event(), threading.Event()
+
+    def _synchronize(self):
+        error, self.error = self.error, None
+        if error is not None:
+            self.asked.set()
+            self.over.wait(10)
+            raise error
+
+
+class NotesOnce(TellsOnce):
+    """The same with events: it notes the error before it is asked again."""
+
+    def _join(self, handle):
+        error, self.error = self.error, None
+        if error is not None:
+            self.fail(error)
+            self.asked.set()
+            self.over.wait(10)
+
+
+@pytest.mark.parametrize("kind", [TellsOnce, NotesOnce])
+@pytest.mark.parametrize("second", ["event", "stream"])
+def test_an_error_that_a_driver_tells_once_is_raised_to_everybody_who_waits(kind, second):
+    stream = kind(HostDevice())
+    early, late = stream.record(), stream.record()
+    heard = []
+
+    def wait(waited_for):
+        try:
+            waited_for.synchronize()
+        except ExecutionError as error:
+            heard.append(str(error))
+
+    threads = [threading.Thread(target=wait, args=(w,)) for w in (late, early if second == "event" else stream)]
+    threads[0].start()
+    assert stream.asked.wait(10)
+    threads[1].start()
+    threads[1].join(0.1)  # it has either been told something, or waits for the first one
+    stream.over.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(heard) == 2
+    assert all("told once" in text for text in heard)
+    assert stream.record().failure is not None
+    stream.recover()
+    stream.record().synchronize()
+    stream.synchronize()
+
+
 class Tardy(Stream):
     """Asynchronous; waiting for an event blocks until the test lets it go on, and fails."""
 

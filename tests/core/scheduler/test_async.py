@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import weakref
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_memory_is_not_reused_before_a_slow_stream_has_read_it():
         np.testing.assert_allclose(got_b, np.exp(-v), rtol=1e-6)
         np.testing.assert_allclose(got_c, -3 * v, rtol=1e-6)
     s.close()
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_late_failure_names_the_work_that_may_have_failed_not_what_waited_for_it(parallel):
+    device, x = Reference("late", ("exp", "neg")), ow.input("x", (16,))
+    device.fails = "exp"
+    y = ow.exp(x)
+    named = {
+        y.describe(): ow.tanh(y),
+        "split 0": ow.tanh(ow.neg(y)),
+        "split 0 or split 2": ow.neg(ow.tanh(y)),
+    }
+    if not parallel:  # the host waits before the second one is submitted
+        named[y.describe()] = named.pop("split 0 or split 2")
+    for node, output in named.items():
+        with ow.Scheduler([device, HostDevice()], parallel=parallel) as s:
+            with pytest.raises(
+                ow.ExecutionError, match="^" + re.escape(f"{node} failed on late: Boom: planted")
+            ) as caught:
+                s.build(output).run(x=np.ones(16, F))
+            assert (caught.value.node, caught.value.device) == (node, "late")
 
 
 def test_a_late_failure_names_the_device_and_the_states_that_its_split_writes():

@@ -232,17 +232,18 @@ class Stream(StreamState):
         sequence = self.progress.sequence
         # Swapped out before waiting: a transfer that another thread queues meanwhile stays in the new table.
         done, self.progress.pending = self.progress.pending, {}
-        try:
-            self._synchronize()
-        except BaseException as error:
-            for first, kept in done.items():
-                self.progress.pending.setdefault(first, []).extend(kept)
-            if not isinstance(error, Exception):
-                raise  # an interrupt: the transfers are still in flight
-            self.progress.fail(error, self.progress.completed + 1)
-            self.progress.finished = max(self.progress.finished, sequence)
-        else:
-            self.progress.complete(sequence)
+        with self.progress.waiting:
+            try:
+                self._synchronize()
+            except BaseException as error:
+                for first, kept in done.items():
+                    self.progress.pending.setdefault(first, []).extend(kept)
+                if not isinstance(error, Exception):
+                    raise  # an interrupt: the transfers are still in flight
+                self.fail(error)
+                self.progress.finished = max(self.progress.finished, sequence)
+            else:
+                self.progress.complete(sequence)
         reclaim()
 
     def record(self) -> Event:

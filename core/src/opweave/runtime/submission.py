@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -99,11 +100,14 @@ class Progress:
         finished: the latest of these that is known to be complete or failed.
         epoch: the work since the last `Stream.recover`, and its failure.
         pending: what queued transfers keep alive, by the number of the first event behind them.
+        waiting: held until a failure was noted by those who wait, where each wait is for all work: a driver may tell an
+            error once, to the first of them.
     """
 
-    __slots__ = ("completed", "epoch", "finished", "pending", "sequence")
+    __slots__ = ("completed", "epoch", "finished", "pending", "sequence", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: AbstractContextManager[Any]) -> None:
+        self.waiting: Final = waiting
         self.sequence = self.completed = self.finished = 0
         self.epoch = Epoch()
         self.pending: dict[int, list[Any]] = {}
@@ -183,16 +187,17 @@ class Event:
         self.raise_failure()
         stream = self.stream
         if self.sequence > stream.progress.completed:
-            try:
-                stream._join(self.handle)
-            except Exception as error:
-                # Which work failed is not known: the failure concerns every event that was not seen complete. Another
-                # thread that waited for the same failure may already have made the stream recover.
-                stream.progress.fail(error, min(stream.progress.completed + 1, self.sequence), self.epoch)
-                if isinstance(error, OpweaveError):
-                    raise
-                device = stream.device.name
-                raise ExecutionError(f"work on {device} failed: {error}", device=device) from error
+            with stream.progress.waiting:
+                try:
+                    stream._join(self.handle)
+                except Exception as error:
+                    # It concerns every event that was not seen complete, as which work failed is not known. Another
+                    # thread that waited for the same failure may already have made the stream recover.
+                    stream.progress.fail(error, min(stream.progress.completed + 1, self.sequence), self.epoch)
+                    if isinstance(error, OpweaveError):
+                        raise
+                    device = stream.device.name
+                    raise ExecutionError(f"work on {device} failed: {error}", device=device) from error
             stream.progress.complete(self.sequence)
         self.raise_failure()
 
@@ -217,7 +222,7 @@ class StreamState(StreamHooks):
         self = super().__new__(cls)
         self.submission = Submission()
         self.closed = False
-        self.progress = Progress()
+        self.progress = Progress(Lock() if type(self)._join is StreamHooks._join else nullcontext())
         self._staging_memory = memoryview(b"")
         self._inherited = False
         return self
@@ -238,6 +243,12 @@ class StreamState(StreamHooks):
         """Whether the work that is being submitted was asked to end early: by `Stream.abort`, or ``Scheduler.cancel``.
         Calls that take long may look, from any thread."""
         return bool(self.submission.cancel_reason)
+
+    def fail(self, error: Exception) -> None:
+        """Note that queued work failed: all events that are not known to be complete have, and later ones do until
+        `Stream.recover`. For an author's ``_join`` whose driver tells an error once, to the thread that asks first:
+        asking and this happen under one lock, as what ``_join`` raises is noted only after it."""
+        self.progress.fail(error, self.progress.completed + 1)
 
     @classmethod
     def uncancellable(cls) -> str:

@@ -46,7 +46,8 @@ def settle_failure(
     cause = step.error if step is not None else error
     while isinstance(cause, ExecutionError) and isinstance(cause.__cause__, Exception):
         cause = cause.__cause__  # reported by a stream of its queued work: that is the cause
-    ended = _ended_on_purpose(error)
+    on_purpose = (Cancelled, LifetimeError)
+    ended = next((r for r in chain_of(error) if not isinstance(r, Exception) or isinstance(r, on_purpose)), None)
     node = action.tensor if action is not None else None
     writers: list[Tensor] = []
     if action is not None and action.copy is not None:
@@ -61,13 +62,16 @@ def settle_failure(
         writers += _written(action.split, first, last)
     writers += written_by([split for split in splits if anywhere or split.target in unfinished])
     states = {w.key: w.memory for w in writers if w.state is not None}
-    device = action.target.name if action is not None else unfinished[0].name if unfinished else ""
-    what = node.describe() if node is not None else "the run"
-    if node is None and action is not None and action.split is not None:
-        what = f"split {action.split.index}"
+    failed = action.target if action is not None else unfinished[0] if unfinished else None
     kind = f"{action.kind} of " if action is not None else ""
-    where = f" on {device}" if device else ""
-    message = f"{kind}{what} failed{where}: {type(cause).__name__}: {cause}"
+    if action is None or action.kind == "sync":  # whose split is the one that waits, not the one that failed
+        kind, failed = "", unfinished[0] if unfinished else failed
+        splits = [split for split in splits if split.target is failed]
+    else:
+        splits = [action.split] if action.split is not None else []
+    what = node.describe() if node is not None else _describe(splits)
+    device = failed.name if failed is not None else ""
+    message = f"{kind}{what} failed{device and f' on {device}'}: {type(cause).__name__}: {cause}"
     damage_states(writers, message)
     if ended is not None:
         return ended
@@ -98,16 +102,16 @@ def written_by(splits: Iterable[Split]) -> list[Tensor]:
     return [node for split in splits for node in _written(split, 0, len(split.steps))]
 
 
+def _describe(splits: Sequence[Split]) -> str:
+    """Splits of which one has failed: its step if there is one only."""
+    if len(splits) == 1 and len(splits[0].steps) == 1 and (node := splits[0].steps[0].node) is not None:
+        return node.describe()
+    return " or ".join(dict.fromkeys(f"split {split.index}" for split in splits)) or "the run"
+
+
 def _failed_step(error: BaseException) -> StepError | None:
     """The failure of the step that caused ``error``, perhaps on another stream than the one that raised it."""
     return next((reason for reason in reversed([*chain_of(error)]) if isinstance(reason, StepError)), None)
-
-
-def _ended_on_purpose(error: BaseException) -> BaseException | None:
-    for reason in chain_of(error):
-        if not isinstance(reason, Exception) or isinstance(reason, (Cancelled, LifetimeError)):
-            return reason
-    return None
 
 
 def _finish(targets: Sequence[Target]) -> list[Target]:
