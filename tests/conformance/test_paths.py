@@ -32,6 +32,7 @@ def test_values_of_a_limit_are_the_ends_of_what_makes_sense_and_of_what_is_right
     assert Limit("rows", 8, 2, 64).values() == {"1": 1, "smallest": 2, "few": 13, "largest": 64, "never": NEVER}
     assert Limit("rows", 8, 1, 64).values() == {"1": 1, "few": 13, "largest": 64, "never": NEVER}
     assert Limit("rows", 8, 4, 12, bounds=(4, 12)).values() == {"1": 4, "few": 12}
+    assert Limit("side", 64, 16, 64, bounds=(16, 64)).values() == {"1": 16, "few": 29, "largest": 64}
     tunable = Tunable("rows", 8, (4, 8, 32), list)
     assert (tunable.smallest, tunable.largest) == (4, 32)
 

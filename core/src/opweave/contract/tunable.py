@@ -74,12 +74,13 @@ class Limit:
 
     def values(self) -> dict[str, int]:
         """What the conformance suite sets it to, each once: 1, the smallest value that makes sense, 13, which divides
-        few sizes, the largest value that makes sense, and `NEVER`, or the bounds where these are narrower; of a choice
-        between no more than eight ways, all of them, each named by its number."""
+        few sizes, the largest value that makes sense, and `NEVER`, or the bounds where these are narrower (and 13 more
+        than the least); of a choice between no more than eight ways, all of them, each named by its number."""
         least, most = self.bounds
         if most - least < 8:
             return {str(value): value for value in range(least, most + 1)}
-        wanted = {"1": 1, "smallest": self.smallest, "few": 13, "largest": self.largest, "never": NEVER}
+        few = 13 if least < 13 else least + 13
+        wanted = {"1": 1, "smallest": self.smallest, "few": few, "largest": self.largest, "never": NEVER}
         found: dict[str, int] = {}
         for name, value in wanted.items():
             value = min(max(value, least), most)

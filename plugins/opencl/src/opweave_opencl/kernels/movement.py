@@ -29,7 +29,7 @@ BLOCK: Final = 16
 """Elements on a side of a block that ``transposition.cl`` transposes at once, in registers."""
 
 SIDE: Final = processor_limit("transposed_side", 64, 16, 64, bounds=(16, 64))
-"""Elements on a side of a work-item's part: a multiple of those of a block, and as many as the first cache holds."""
+"""Elements on a side of a work-item's part, of which whole blocks count: as many as the first cache holds."""
 
 
 @KERNELS("copy", dtypes=DTYPES.values(), index=DTYPES.values(), inplace=True, moves=True)
@@ -77,7 +77,7 @@ def _transposition(stream: OpenCLStream, out: Arg, x: Arg) -> Call | None:
     for own in (source, to):
         words += padded([own[axis] for axis in rest], 0)
     words += [element_offset(x), element_offset(out)]
-    side = SIDE.value
+    side = SIDE.value // BLOCK * BLOCK
     program = stream.target.programs.get("transposition", {"VEC": str(BLOCK), "SIDE": str(side), "T": out.dtype.name})
     size = -(-n // side), -(-m // side), min(prod(shape), GROUPS.value)
     return stream.launch(program, "transpose", size, (1, 1, 1), (x, out), words)
