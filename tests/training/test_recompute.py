@@ -215,6 +215,20 @@ def test_random_graphs_keep_their_results(data):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_a_value_that_is_only_read_late_is_computed_then_and_known_by_its_node():
+    w, x = ow.weights({"w": np.ones((128, 128), "f4")})["w"], ow.input("x", (256, 256))
+    early = ow.exp(w)
+    y = early[::2] + ow.sum(ow.rms_norm(x) @ ow.rms_norm(x, eps=1e-3))
+    with ow.Scheduler("cpu", memory_limit=0) as none:
+        limit = least_limit(none, [y])
+    with ow.Scheduler("cpu", memory_limit=limit) as scheduler:
+        program = scheduler.build(y)
+        assert "exp again" in str(program.explain())
+        assert {program.device_of(node).name for node in (early, early[::2])} == {"cpu"}
+        with program.observe(lambda tensor, value: None, [early]):
+            program.run(x=np.ones((256, 256), "f4"))
+
+
 def least_limit(scheduler, outputs):
     try:
         scheduler.build(outputs)

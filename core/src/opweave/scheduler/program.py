@@ -121,10 +121,9 @@ class PlannedGraph:
         Raises:
             SchedulerError: the tensor is not in this program.
         """
-        tensor = self._now(tensor)
-        target = self.partition.assignment.target_of.get(tensor)
+        target = self.partition.assignment.target_of.get(self._now(tensor))
         if target is None and tensor.base is not None:
-            target = self.partition.assignment.target_of.get(tensor.base)
+            target = self.partition.assignment.target_of.get(self._now(tensor.base))
         if target is None:
             raise SchedulerError(f"{tensor.describe()} is not in this program, or lies on none of its devices")
         return self.partition.assignment.targets[target].device

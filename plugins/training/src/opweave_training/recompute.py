@@ -207,8 +207,9 @@ def _rewritten(graph: Graph, chosen: Mapping[Tensor, int]) -> tuple[Graph, dict[
         if srcs != node.srcs:
             changed[node] = with_sources(node, srcs)
         before = before if node.is_view else node
-    outputs = tuple([changed.get(output, output) for output in graph.outputs])
-    return Graph(outputs), changed
+    made = Graph([changed.get(output, output) for output in graph.outputs])
+    left = {*again} - {*made.nodes}  # all readers are late ones
+    return made, changed | {source: again[source] for source in left}
 
 
 def _sources(node: Tensor, now: Callable[[Tensor], Tensor], changed: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:
