@@ -6,6 +6,7 @@ one patch; the cases that it has to fail are listed, and no others may fail.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from opweave.runtime import buffer
 from opweave.runtime.host import operands
 from opweave_conformance import workload
 from opweave_conformance.levels import failures, order
+from opweave_conformance.levels.failures import TASKS
 from opweave_conformance.levels.indices import INDEXING
 from opweave_conformance.suite import Suite
 from tests.support.lazy_device import WORKING, LazyBackend, LazyDevice, LazyStream, Mark
@@ -65,6 +67,7 @@ def test_the_sound_device_passes() -> None:
     outcomes = [found.perform(item) for item in found.items]
     assert [(o.id, o.reason) for o in outcomes if o.status == "failed"] == []
     assert {o.id for o in outcomes if o.status == "skipped" and not o.id.startswith(("hygiene", "memory"))} == {
+        *("fault-driver", "worker-fault-driver"),  # no call that fails is named
         *("fault-queued", "worker-fault-queued"),  # it binds references, not the kernels of a table
         "worker-fault-second-thread",
     }
@@ -165,6 +168,11 @@ def thread_left(self: LazyDevice) -> LazyStream:
     return LazyStream(self)
 
 
+def thread_of_the_driver_left(self: LazyDevice) -> LazyStream:
+    _thread.start_new_thread(threading.Event().wait, (30,))  # Python's list of threads does not have it
+    return LazyStream(self)
+
+
 class Fault(NamedTuple):
     """A single fault: ``patch`` takes the place of ``attribute`` of ``target``.
 
@@ -260,6 +268,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "memory leaks": Fault(LazyDevice, "_free", never_given_back, own="fault-leaks-memory"),
     "a thread leaks": Fault(LazyDevice, "_open", thread_left, own="fault-leaks-objects"),
+    "a thread of the driver leaks": Fault(
+        LazyDevice, "_open", thread_of_the_driver_left, own="fault-leaks-objects" if TASKS.is_dir() else ""
+    ),
     "memory is freed under work": Fault(
         buffer, "settle", lambda space: None, both="async-free-waits fault-freed async-copy-keeps-source"
     ),

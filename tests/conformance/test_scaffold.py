@@ -11,7 +11,7 @@ import sys
 import tokenize
 import tomllib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from opweave.cli.app import build_app
 from opweave.errors import NameConflict, OpweaveError, PathError
 from opweave.registry import Registry
+from opweave_conformance.expectations import Expectations
 from opweave_conformance.hooks import opweave_cli
 from opweave_conformance.result import Result
 from opweave_conformance.scaffold.package import LICENCES, Package, ScaffoldError, write_package
@@ -66,16 +67,16 @@ def source_of(folder: Path) -> str:
     return (folder / f"src/opweave_{folder.name}/__init__.py").read_text()
 
 
-def outcomes(source: str, patterns: list[str], most: int) -> list[Result]:
+def outcomes(source: str, patterns: list[str], most: int, expectations: Expectations | None = None) -> list[Result]:
     """The results of some of the checks that ``patterns`` select, evenly chosen, on the backend of a module."""
-    module = ModuleType("scaffolded")
+    sys.modules["scaffolded"] = module = ModuleType("scaffolded")
     exec(compile(source, "scaffolded", "exec"), module.__dict__)
     backend = next(v for name, v in vars(module).items() if name.endswith("Backend") and name != "Backend")
     registry = Registry(environ={}, search=[])
     found: list[Result] = []
     suite = Suite(registry.register(backend).name, using=registry, only=patterns, seconds=20)
     for pattern in patterns:
-        part = Suite(suite.name, using=registry, only=[pattern], seconds=20)
+        part = Suite(suite.name, using=registry, only=[pattern], seconds=20, expectations=expectations)
         found += [part.perform(item) for item in part.items[:: max(1, -(-len(part.items) // most))]]
     return found
 
@@ -117,6 +118,29 @@ def test_a_planted_fault_is_found(fault: str, write: Callable[[str], Path]):
     source = source_of(write(fault.partition(":")[0]))
     assert old in source
     assert any(o.status == "failed" for o in outcomes(source.replace(old, new), [pattern], 40))
+
+
+def failing_call(stream: Any) -> Callable[[], None]:
+    """A call that queues work which fails: a call that raises, or a command that the library does not know."""
+    scaffolded = sys.modules[type(stream).__module__].__dict__
+    if "lib" not in scaffolded:
+        return partial(stream.enqueue, partial(divmod, 1, 0))
+    launch: Callable[..., Callable[[], None]] = scaffolded["Launch"]
+    return launch(stream, {"op": 99})
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "async" in v])
+def test_all_who_wait_are_told_of_queued_work_that_fails(variant: str, write: Callable[[str], Path]):
+    found = outcomes(source_of(write(variant)), ["*fault-driver"], 2, Expectations(failing_call=failing_call))
+    assert [(o.status, o.reason) for o in found] == [("passed", "")] * 2
+
+
+def test_errors_of_the_driver_that_are_swallowed_are_found(write: Callable[[str], Path]):
+    source = source_of(write("python_own_async"))
+    assert "            raise error\n" in source
+    faulty = source.replace("            raise error\n", "")
+    found = outcomes(faulty, ["*fault-driver"], 2, Expectations(failing_call=failing_call))
+    assert [o.status for o in found] == ["failed"] * 2
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -216,7 +216,10 @@ class TestExpectations:
         ("text", "message"),
         [
             ("[unsupported", "conformance.toml: "),
-            ("[expected]", "there is no expected; there are strict, unsupported, xfail"),
+            ("[expected]", "there is no expected; there are strict, failing_call, unsupported, xfail"),
+            ('failing_call = "nosuch:f"', "failing_call is the name of a function, as module:function: No module"),
+            ("failing_call = 1", "failing_call is the name of a function"),
+            ('failing_call = "math:pi"', "failing_call names math:pi, which is no function"),
             ('strict = "yes"', "strict is true or false"),
             ('[xfail]\n"a" = ""', "'a' needs a reason"),
             ('[xfail]\n"a" = 3', "'a' needs a reason"),

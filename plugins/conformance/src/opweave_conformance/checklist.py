@@ -11,7 +11,7 @@ from opweave_conformance.check import generator
 from opweave_conformance.result import Result
 
 if TYPE_CHECKING:
-    from opweave.contract import Backend, Device
+    from opweave.contract import Backend, Call, Device, Stream
     from opweave.registry.records import PluginRecord
 
 __all__ = [
@@ -32,6 +32,7 @@ class Subject(NamedTuple):
         device: the device of this check; for checks of the backend as a whole, the first.
         rng: the check's random generator.
         seed: the seed of ``rng``.
+        failing_call: makes a call that queues work which fails, where the author named it.
     """
 
     record: PluginRecord
@@ -40,6 +41,7 @@ class Subject(NamedTuple):
     device: Device
     rng: np.random.Generator
     seed: int
+    failing_call: Callable[[Stream], Call] | None = None
 
 
 class Check(NamedTuple):
@@ -99,9 +101,9 @@ class Checklist:
 
 
 def subject_for(check: str, record: PluginRecord, backend: Backend, devices: tuple[Device, ...], device: Device,
-                seed: int) -> Subject:  # fmt: skip
+                seed: int, failing_call: Callable[[Stream], Call] | None = None) -> Subject:  # fmt: skip
     """The subject of the check called ``check``."""
-    return Subject(record, backend, devices, device, generator(seed, check), seed)
+    return Subject(record, backend, devices, device, generator(seed, check), seed, failing_call)
 
 
 # --- assertions -----------------------------------------------------------------------------------------------------

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 
+from opweave.contract import Call, Stream
 from opweave.errors import OpweaveError
 from opweave_conformance.result import Result
 
 __all__ = ["FILE", "ConfigError", "Expectations"]
 
 FILE: Final = "conformance.toml"
+KEYS: Final = ("strict", "failing_call", "unsupported", "xfail")
 
 
 class ConfigError(OpweaveError, ValueError):
@@ -25,6 +28,7 @@ class Expectations:
     """Patterns over the ids of checks, each with a reason::
 
         strict = true                       # every refusal has to be listed
+        failing_call = "acme.tests:fail"    # of a stream: a call that queues work which the driver fails to do
 
         [unsupported]                       # refused on purpose
         "*-f64-*" = "the hardware has no doubles"
@@ -38,14 +42,20 @@ class Expectations:
     Args:
         unsupported, xfail: pattern -> reason.
         strict: a refusal that no pattern lists is a failure.
+        failing_call: what checks of the errors of queued work are made with; they are skipped without it.
     """
 
     def __init__(
-        self, unsupported: Mapping[str, str] | None = None, xfail: Mapping[str, str] | None = None, strict: bool = False
+        self,
+        unsupported: Mapping[str, str] | None = None,
+        xfail: Mapping[str, str] | None = None,
+        strict: bool = False,
+        failing_call: Callable[[Stream], Call] | None = None,
     ) -> None:
         self.unsupported: Final = dict(unsupported or {})
         self.xfail: Final = dict(xfail or {})
         self.strict: Final = strict
+        self.failing_call: Final = failing_call
         self._matched: set[str] = set()
 
     @classmethod
@@ -64,13 +74,14 @@ class Expectations:
             raise ConfigError(f"cannot read {file}: {error.strerror}") from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file}: {error}") from None
-        unknown = set(document) - {"strict", "unsupported", "xfail"}
+        unknown = sorted(set(document) - set(KEYS))
         if unknown:
-            raise ConfigError(f"{file}: there is no {', '.join(sorted(unknown))}; there are strict, unsupported, xfail")
+            raise ConfigError(f"{file}: there is no {', '.join(unknown)}; there are {', '.join(KEYS)}")
         strict = document.get("strict", False)
         if not isinstance(strict, bool):
             raise ConfigError(f"{file}: strict is true or false, not {strict!r}")
-        return cls(_table(file, document, "unsupported"), _table(file, document, "xfail"), strict)
+        failing = _function(file, document["failing_call"]) if "failing_call" in document else None
+        return cls(_table(file, document, "unsupported"), _table(file, document, "xfail"), strict, failing)
 
     def judge(self, names: Iterable[str], result: Result) -> Result:
         """The result with the expectations applied: a listed refusal or failure is no failure; a listed check that runs
@@ -118,6 +129,17 @@ class Expectations:
                 self._matched.add(pattern)
                 found = found or reason
         return found
+
+
+def _function(file: Path, name: Any) -> Callable[[Stream], Call]:
+    try:
+        found = resolve_name(name)
+    except Exception as error:
+        raise ConfigError(f"{file}: failing_call is the name of a function, as module:function: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{file}: failing_call names {name}, which is no function")
+    function: Callable[[Stream], Call] = found
+    return function
 
 
 def _table(file: Path, document: Mapping[str, Any], name: str) -> dict[str, str]:

@@ -147,7 +147,8 @@ class Suite:
     def perform(self, item: Item) -> Result:
         """Perform one check and note its result."""
         check, device = item.check, item.device
-        subject = subject_for(check.id, self.record, self.backend, self.devices, device, self.seed)
+        failing = self.expectations.failing_call
+        subject = subject_for(check.id, self.record, self.backend, self.devices, device, self.seed, failing)
         with warnings.catch_warnings():
             # A test runner that turns warnings into errors must not change the result.
             warnings.simplefilter("ignore")

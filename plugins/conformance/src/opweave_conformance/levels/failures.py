@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -212,6 +214,13 @@ def _(subject: Subject) -> None:
 # --- leaks ----------------------------------------------------------------------------------------------------------
 
 
+TASKS: Final = Path("/proc/self/task")
+"""A folder for each thread of the process, those of drivers too, on Linux."""
+
+PATIENCE: Final = 2.0
+"""Seconds in which a thread ends at last, once it was told to."""
+
+
 def _cycle(subject: Subject) -> None:
     """Make and release buffers, streams, threads and programs, with and without failures."""
     device = subject.device
@@ -241,7 +250,7 @@ def _cycle(subject: Subject) -> None:
 
 @fault("leaks-objects")
 def _(subject: Subject) -> None:
-    """No buffers, streams or threads remain after everything was closed, also after failures."""
+    """No buffers, streams or threads, those of drivers too, remain after everything was closed, also after failures."""
 
     def held() -> dict[str, int]:
         gc.collect()
@@ -250,13 +259,18 @@ def _(subject: Subject) -> None:
             "buffers": sum(not buffer.freed for buffer in device.live_buffers),
             "streams": sum(not stream.closed for stream in device.live_streams),
             "threads": threading.active_count(),
+            "threads of the driver": len(list(TASKS.iterdir())) if TASKS.is_dir() else 0,
         }
 
     _cycle(subject)  # a driver may keep what it makes at the first use
     before = held()
     for _ in range(2):
         _cycle(subject)
-    for what, count in held().items():
+    after, deadline = held(), time.monotonic() + PATIENCE
+    while any(count > before[what] for what, count in after.items()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        after = held()
+    for what, count in after.items():
         left = count - before[what]
         expect(left <= 0, f"{left} {what} are left after everything was closed twice")
 

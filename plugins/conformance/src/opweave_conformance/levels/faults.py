@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from threading import Event as Flag
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
 
-from opweave.contract import Call, Stream
+from opweave.contract import Call, Event, Stream, WorkerStream
 from opweave.errors import BoundsError, ExecutionError, LayoutError, LifetimeError, chain_of
 from opweave_conformance.bench import Bench, StreamChecklist, join_threads, start_threads
 from opweave_conformance.checklist import Mismatch, expect, expect_raises, inapplicable
@@ -21,6 +22,10 @@ Uses = dict[str, Callable[[], object]]
 
 stream = StreamChecklist(5, "fault")
 CHECKS = stream.checks
+
+
+DRIVER_ROUNDS: Final = 25
+"""How often work of the driver fails: which of several threads is told of it depends on timing."""
 
 
 class Planted(Exception):
@@ -122,6 +127,41 @@ def _(bench: Bench) -> None:
     _failure(queue, error)
     queue.recover()
     bench.expect_right(sound, "a plan after a kernel's call raised")
+
+
+@stream("driver")
+def _(bench: Bench) -> None:
+    """Work that the driver accepts and fails to do is reported to everybody who waits for it, and then is over."""
+    make = bench.subject.failing_call
+    if make is None:
+        inapplicable("conformance.toml names no failing_call")
+    queue, task = bench.with_task()
+    fail = make(queue.inner if isinstance(queue, WorkerStream) else queue)
+    for _ in range(DRIVER_ROUNDS):
+        bench.feed(task)
+        error: ExecutionError | None = None
+        try:
+            task.plan.run(lambda index, call: call if index else fail)
+        except ExecutionError as at_once:
+            error = at_once
+        events = [queue.record() for _ in range(4)]
+        told: list[bool] = []
+
+        def wait(event: Event, told: list[bool] = told) -> None:
+            try:
+                event.synchronize()
+            except ExecutionError:
+                told.append(True)
+
+        join_threads(start_threads(*[partial(wait, event) for event in events]))
+        expect(len(told) == len(events), f"work fails, and {len(told)} of {len(events)} threads that wait are told so")
+        try:
+            queue.synchronize()
+        except ExecutionError as late:
+            error = error or late
+        expect(error is not None, "queued work fails, and neither run() nor synchronize() says so")
+        queue.recover()
+        bench.expect_right(task, "a plan after queued work failed")
 
 
 @stream("remembered")
