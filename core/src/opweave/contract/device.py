@@ -73,7 +73,7 @@ class Caps(NamedTuple):
         import_host: uses host memory in place (``_import_host``).
         map: shows its memory as host bytes (``_map``).
         asynchronous: its streams return before the work is complete (``Stream._synchronize``).
-        events: its streams wait for each other without the host (``Stream._record``).
+        events: waiting for a point of a stream does not wait for all of its work (``Stream._record``).
         fuse: its streams compute several steps as one (``Stream._fuse``).
         offload: chooses steps for which weights are copied to it for each run (``_offload``).
         pinned: offers host memory for fast transfers (``host_buffer_type``).

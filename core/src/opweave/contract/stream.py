@@ -195,7 +195,8 @@ class StreamHooks:
         self._synchronize()
 
     def _query(self, handle: Any) -> bool:
-        """Whether an event of this stream is complete, without waiting. Called from any thread."""
+        """Whether an event of this stream is complete, without waiting. Called from any thread. Default: ``False``, so
+        that it is known only where somebody has waited."""
         return False
 
     # --- transfers, queued behind the submitted work ----------------------------------------------------------------

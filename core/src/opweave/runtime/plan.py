@@ -20,11 +20,11 @@ class Plan:
 
     Args:
         calls: functions without arguments, called in this order by `run`.
+        size: number of groups; there is one call for each unless the stream compiled several groups into one call.
         buffers: the memory that the calls use; once one of them is freed the plan can no longer be run.
 
     Attributes:
-        stream: where it runs.
-        size: number of groups; there is one call for each unless the stream compiled several groups into one call.
+        stream, size: where it runs, and as given.
     """
 
     __slots__ = ("__weakref__", "_calls", "_ended", "size", "stream")
@@ -127,10 +127,10 @@ class Plan:
 class StepError(ExecutionError):
     """A call of a plan failed.
 
-    Attributes:
+    Args:
         step: index of the failing group in the plan, ``None`` where the stream compiled several into one call.
         error: what the call raised.
-        plan: the plan.
+        plan: the plan, which `Stream._compiled` receives.
     """
 
     def __init__(self, step: int | None, error: Exception, plan: Plan | None = None) -> None:

@@ -66,7 +66,7 @@ class Stream(StreamState):
 
     @property
     def has_events(self) -> bool:
-        """Whether other streams of its class can wait for its events without blocking the host."""
+        """Whether waiting for its events waits for less than all of its work: it overrides ``_record``."""
         return type(self)._record is not Stream._record
 
     def queues_uploads(self, buffer: Buffer) -> bool:

@@ -56,9 +56,10 @@ CAUSES: Final[dict[str, str]] = {
     "view": "a view lies where its root lies",
     "leaf": "an unplaced leaf goes to its first reader",
     "host": "no other device runs it; the host runs its reference",
+    "dense": "its reader takes dense operands only",
     "cost": "the whole is predicted to take least time so",
 }
-"""Every cause that `Assignment.causes` holds, with its meaning."""
+"""Every cause that `Assignment.causes` holds, and that of packing steps, with its meaning."""
 
 GROWN: Final = frozenset(("expand-down", "expand-up"))
 """The causes of decisions that were taken over from a neighbour."""
