@@ -1,5 +1,6 @@
 """Writes ``docs/names.md``: the public names of `opweave` by group, each with the first sentence of its docstring; and
-``docs/reference``: a page for each group, which the site fills with the whole docstrings.
+``docs/reference``: a page for each group, and for each part of the contract, which the site fills with the whole
+docstrings.
 
 Run it after a public name was added or its docstring changed: ``python docs/generate_names.py``.
 """
@@ -23,7 +24,20 @@ PAGE: Final = Path(__file__).with_name("names.md")
 REFERENCE: Final = PAGE.with_name("reference")
 AUTHORS: Final = "For authors of backends"
 CONSTANTS: Final = {"DTYPES": "opweave.graph.dtypes.DTYPES"}
-HOOKS: Final = {"Device": DeviceHooks, "Stream": StreamHooks, "BufferType": BufferTypeHooks}
+HOOKS: Final = {
+    "Backend": contract.Backend,
+    "Device": DeviceHooks,
+    "Stream": StreamHooks,
+    "BufferType": BufferTypeHooks,
+}
+PARTS: Final = {
+    "Devices": "Backend Caps DeviceProps Device Features Kind Offloading SetThreads check_threads flops",
+    "Memory": "Buffer BufferType MemorySpace MultiBuffer Usage flat_rows mapped",
+    "Kernels": "KernelTable Arg Limit Limits Single Step Tunable",
+    "Streams": "Event Group Plan StepError Stream Structure WorkerStream first_equals pointwise_groups structure_of",
+    "Collectives": "CollectiveSupport Collectives",
+}
+"""Part of the contract -> what its page shows."""
 
 HEAD: Final = """\
 # Names
@@ -45,6 +59,11 @@ def first_sentence(value: Any) -> str:
     return (text[: end.start()] if end else text.rstrip(":")) + "."
 
 
+def cell(value: Any) -> str:
+    """The first sentence of a docstring in a table of Markdown."""
+    return first_sentence(value).replace("``", "`").replace("|", "\\|")
+
+
 def render() -> str:
     """The whole page."""
     lines = [HEAD]
@@ -52,8 +71,7 @@ def render() -> str:
         lines += [f"## {group}", "", f"[Whole docstrings](reference/{slug(group)}.md)", ""]
         lines += ["| name | what it is |", "| --- | --- |"]
         for name in names:
-            text = first_sentence(getattr(opweave, name)).replace("``", "`").replace("|", "\\|")
-            lines.append(f"| `ow.{name}` | {text} |")
+            lines.append(f"| `ow.{name}` | {cell(getattr(opweave, name))} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -75,12 +93,11 @@ def reference() -> dict[str, str]:
             path = CONSTANTS.get(name) or f"{value.__module__}.{value.__qualname__}"
             lines += [*entry(path, f"ow.{name}", *(["members: false"] if name == "Registry" else [])), ""]
         pages[slug(group)] = "\n".join(lines)
-    pages["contract"] = "\n".join(contract_lines())
-    return pages
+    return pages | contract_pages()
 
 
-def contract_lines() -> list[str]:
-    """What an author of a backend reads: hooks first, then everything else that `opweave.contract` has."""
+def contract_pages() -> dict[str, str]:
+    """What an author of a backend reads: a page with the table of all hooks, and a page for each part."""
     lines = [
         "# The contract",
         "",
@@ -89,15 +106,38 @@ def contract_lines() -> list[str]:
         "`_download` are optional.",
         "",
     ]
-    for name, hooks in {"Backend": contract.Backend, **HOOKS}.items():
-        heading = name if name == "Backend" else f"{name}: its hooks"
-        lines += [*entry(f"{hooks.__module__}.{hooks.__qualname__}", heading, 'filters: ["!^__"]'), ""]
-    for name in ["KernelTable", *sorted(contract.__all__)]:
+    shown = {name: part for part, names in PARTS.items() for name in names.split()}
+    values = {name: getattr(contract, name) for name in contract.__all__}
+    public = {name for name, value in values.items() if inspect.isclass(value) or inspect.isfunction(value)}
+    assert shown.keys() == public | {"KernelTable"}, f"PARTS and opweave.contract differ: {shown.keys() ^ public}"
+    for name, hooks in HOOKS.items():
+        link = f"contract-{shown[name].lower()}.md#{hooks.__module__}.{hooks.__qualname__}"
+        lines += [f"## {name}: its hooks", "", "| hook | what it does |", "| --- | --- |"]
+        for hook, method in vars(hooks).items():
+            method = getattr(method, "__func__", method)
+            is_hook = hook[:2] != "__" and (hook[:1] == "_" or name == "Backend")
+            if is_hook and inspect.isfunction(method) and method.__doc__:
+                lines.append(f"| [`{hook}`]({link}.{hook}) | {cell(method)} |")
+        lines.append("")
+    lines += ["## What there is", "", "| name | what it is |", "| --- | --- |"]
+    for name, part in shown.items():
         value = KernelTable if name == "KernelTable" else getattr(contract, name)
-        if name != "Backend" and (inspect.isclass(value) or inspect.isfunction(value)):
-            heading = f"{name}: what it has" if name in HOOKS else name
-            lines += [*entry(f"{value.__module__}.{value.__qualname__}", heading), ""]
-    return lines
+        link = f"contract-{part.lower()}.md#{value.__module__}.{value.__qualname__}"
+        lines.append(f"| [`{name}`]({link}) | {cell(value)} |")
+    pages = {"contract": "\n".join([*lines, ""])}
+    for part, names in PARTS.items():
+        lines = [f"# Contract: {part.lower()}", ""]
+        for name in names.split():
+            value = KernelTable if name == "KernelTable" else getattr(contract, name)
+            if name in HOOKS:
+                hooks, heading = HOOKS[name], name if name == "Backend" else f"{name}: its hooks"
+                lines += [*entry(f"{hooks.__module__}.{hooks.__qualname__}", heading, 'filters: ["!^__"]'), ""]
+            if value is not HOOKS.get(name):
+                options = ['filters: ["!^_(?!_call__)"]'] if value is KernelTable else []
+                heading = f"{name}: what it has" if name in HOOKS else name
+                lines += [*entry(f"{value.__module__}.{value.__qualname__}", heading, *options), ""]
+        pages[f"contract-{part.lower()}"] = "\n".join(lines)
+    return pages
 
 
 def entry(path: str, heading: str, *options: str) -> list[str]:
