@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -67,6 +68,34 @@ def test_waiting_for_the_stream_raises_it(picking):
     with pytest.raises(ow.ExecutionError, match=r"embedding: index 7 is outside of 0 \.\. 4") as caught:
         picking.stream.synchronize()
     expect_wrong(caught.value, picking)
+
+
+def test_a_thread_that_waits_while_it_is_being_raised_is_told_too(picking, monkeypatch):
+    stream, told, threads = picking.stream, [], []
+    noted = stream.fail
+
+    def wait(event):
+        try:
+            event.synchronize()
+        except ow.ExecutionError as error:
+            told.append(str(error))
+
+    def fail(error):
+        noted(error)
+        threads.append(threading.Thread(target=wait, args=(second,)))
+        threads[-1].start()
+        threads[-1].join(0.1)  # before the record is cleared
+
+    monkeypatch.setattr(stream, "fail", fail)
+    picking.run(WRONG)
+    first, second = stream.record(), stream.record()
+    wait(first)
+    assert len(threads) == 1
+    threads[0].join(10)
+    assert len(told) == 2
+    assert all("index 7 is outside" in text for text in told)
+    stream.recover()
+    stream.record().synchronize()
 
 
 def test_waiting_for_an_event_raises_it_and_earlier_events_are_reached(picking):

@@ -140,8 +140,11 @@ class IndexChecks:
         while len(copies) > 1 and complete(copies[0][0]) and not self._seen[0]:
             copies.popleft()
 
-    def check(self) -> None:
+    def check(self, note: Callable[[Exception], None]) -> None:
         """Raise what was recorded by work that is done, once.
+
+        Args:
+            note: is given the error before another thread may look and see none.
 
         Raises:
             StepError: names the step; ``error`` is a `BoundsError`.
@@ -161,10 +164,13 @@ class IndexChecks:
             cl.enqueue_fill_buffer(self._queue, self._record.buffer.handle, np.zeros(1, np.int64), 0, 8 * _WORDS)
             self._queue.finish()
             site = self._sites[number]
+            error = BoundsError(f"{site.op}: index {index} is outside of 0 .. {site.length - 1}")
+            failure = StepError(site.group, error, site.plan())
+            failure.__cause__ = error
+            note(failure)
             self._copies.clear()
             self._seen[:] = 0
-        error = BoundsError(f"{site.op}: index {index} is outside of 0 .. {site.length - 1}")
-        raise StepError(site.group, error, site.plan()) from error
+        raise failure
 
     def close(self) -> None:
         """Free the memory; everything submitted is complete."""

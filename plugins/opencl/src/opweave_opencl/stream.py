@@ -177,7 +177,7 @@ class OpenCLStream(Stream):
 
     def _report(self) -> None:
         """Raise what kernels recorded, and emit the trace events of kernels, of work that is complete."""
-        self.indices.check()
+        self.indices.check(self.fail)
         if self._profiler is not None:
             self._profiler.emit()
 
@@ -213,7 +213,7 @@ class OpenCLStream(Stream):
             raise ExecutionError(f"work on {name} failed with OpenCL status {status}", device=name)
         reached = bool(status == cl.command_execution_status.COMPLETE)
         if reached:
-            self.indices.check()
+            self.indices.check(self.fail)
         return reached
 
     # --- transfers --------------------------------------------------------------------------------------------------
