@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from opweave.cli.app import build_app
 from opweave.contract import Backend, Device
 from opweave.contract.kernels import KernelTable
-from opweave.errors import FormatError, PathError, UnsupportedOpError
+from opweave.errors import FormatError, PathError, UnknownNameError, UnsupportedOpError
+from opweave.graph.opdef import OPS
 from opweave.registry import Registry
 from opweave.runtime.host.device import HostDevice
 from opweave.runtime.host.memory import HostMemory
@@ -156,8 +157,8 @@ def test_rates_are_those_of_the_nodes_and_limits_are_the_best_of_them():
     assert (adding.op, normalizing.op) == ("add", "softmax")
     n = int(adding.shapes.split("]")[0].strip("[").split(",")[0])
     assert adding.nbytes % (3 * 4 * n) == 0  # two sources and a result of one shape
-    assert found.bandwidth == adding.bytes_per_second == adding.nbytes / adding.seconds
-    assert adding.of_limit == pytest.approx(1)
+    assert adding.bytes_per_second == adding.nbytes / adding.seconds <= found.bandwidth
+    assert adding.of_limit == pytest.approx(adding.bytes_per_second / found.bandwidth)
     assert adding.times == (adding.beside or 0) / adding.seconds
     assert normalizing.times is None  # the second device has no kernel for it
     page = Cells(found.html(devices=[], processor="p", system="s", python="3", numpy="2", command="c", date="d"))
@@ -171,6 +172,43 @@ def test_products_have_a_limit_of_operations():
     assert found.peaks["f32"] == max(row.flops_per_second for row in found.rows)
     assert len(found.rows) == 2  # one that bytes limit, and one that operations limit
     assert "GFLOP/s in products of f32" in found.summary
+
+
+def test_limits_do_not_depend_on_what_is_selected(monkeypatch: pytest.MonkeyPatch):
+    measured: list[str] = []
+
+    def seconds(device: Device, signature: Any) -> float:
+        measured.append(signature.op.name)
+        return {"add": 1e-3, "linear": 1e-2, "softmax": 1e-5, "mul": 2e-3}[signature.op.name]
+
+    monkeypatch.setattr("opweave_conformance.throughput.seconds_of_step", seconds)
+    slow = throughput(HostDevice(), None, ["mul"], ["f32"])
+    assert [row.op for row in slow.rows] == ["mul"]
+    assert {"add", "linear"} < set(measured)
+    assert slow.rows[0].of_limit == pytest.approx(0.5)  # of `add`, which moves as many bytes
+    assert slow.peaks["f32"] > 0
+    fast = throughput(HostDevice(), None, ["softmax"], ["f32"])
+    assert fast.rows[0].of_limit == pytest.approx(1)  # it is faster than `add`: that is the limit then
+    assert fast.bandwidth > slow.bandwidth
+
+
+def test_every_operation_that_the_device_runs_is_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("opweave_conformance.throughput.seconds_of_step", lambda device, signature: 1e-3)
+    found = throughput(HostDevice())
+    assert {row.op for row in found.rows} >= {
+        op.name for op in OPS.values() if op.family != "third-party" and not op.is_view
+    }
+    mul = next(row for row in found.rows if row.op == "mul")
+    assert (mul.dtype, mul.shapes) == ("f32", "[1048576] [1048576] [1048576]")
+    assert "strided" in next(row for row in found.rows if row.op == "contiguous").shapes
+    assert [row.dtype for row in throughput(HostDevice(), None, ["mul"], ["f16", "i32"]).rows] == ["f16", "i32"]
+
+
+def test_names_that_do_not_exist_are_refused_with_suggestions():
+    with pytest.raises(UnknownNameError, match=r"did you mean .*'linear'"):
+        throughput(HostDevice(), None, ["add", "linaer"])
+    with pytest.raises(UnknownNameError, match="did you mean 'f32'"):
+        throughput(HostDevice(), None, (), ["f33"])
 
 
 def test_a_device_that_runs_nothing_of_it_is_refused():

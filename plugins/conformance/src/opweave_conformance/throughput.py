@@ -1,6 +1,7 @@
 """`throughput`: how fast a device runs the operations that it supports, beside a second device and its own limits.
 
-What is run are the samples of the operations' definitions, those that profiles of devices are made of.
+What is run are the samples of the operations' definitions, those that profiles of devices are made of; of operations
+without samples a case of the suite, lengthened.
 """
 
 from __future__ import annotations
@@ -8,25 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.errors import OpweaveError, UnsupportedOpError
-from opweave.graph.opdef import OPS
+from opweave.errors import OpweaveError, UnknownNameError, UnsupportedOpError
+from opweave.graph.dtypes import as_dtype
+from opweave.graph.opdef import OPS, OpDef
 from opweave.graph.work import work
 from opweave.scheduler.explain.page import Report, render
 from opweave.units import human_time
 from opweave_conformance.timing import seconds_of_step
-from opweave_conformance.trial import step_of
+from opweave_conformance.trial import step_of, the_node
 
 if TYPE_CHECKING:
     from opweave.contract import Device
     from opweave.graph.tensor import Tensor
+    from opweave_conformance.case import Case
 
 __all__ = ["Rate", "Throughput", "throughput"]
 
 LARGEST: Final = 64 << 20
 """Bytes that a node reads and writes at most, unless all of its samples are larger."""
+
+ELEMENTS: Final = 1 << 20
+SLOW_ELEMENTS: Final = 1 << 14
+"""Elements of the largest operand of an operation without samples; and where references take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Rate:
 
     Attributes:
         op, dtype: its operation, and the type of the sample.
-        shapes: of the result and the sources.
+        shapes: of the result and the sources, with those named that are no dense memory.
         nbytes, flops: what it reads and writes at least, and its floating-point operations.
         seconds: the least time of a run.
         beside: that of the second device, ``None`` where it does not run it.
@@ -72,7 +80,7 @@ class Throughput(Report):
     Attributes:
         device, second: names of the device and of the one beside it (``""``: none).
         rows: in the order of operations and types.
-        bandwidth: the most bytes per second of an elementwise operation of the device.
+        bandwidth: the most bytes per second of an operation of the device.
         peaks: type -> the most floating-point operations per second of a product of the device in it.
     """
 
@@ -122,62 +130,137 @@ def throughput(
 ) -> Throughput:
     """Measure every operation that a device runs, on its largest sample in each type.
 
+    Its limits are measured too, whatever is selected: with the first elementwise operation that it runs, and with
+    ``linear`` or else its first product. They are never less than what a row reached.
+
     Args:
         device: what is measured.
         second: a device that runs the same nodes, to compare with.
         only: patterns of names of operations; default: all.
-        dtypes: names of types; default: all.
+        dtypes: names of types; default: all, of operations without samples f32 or else the first one that it runs.
         progress: called with the operation, how many nodes are done, and how many there are.
 
     Raises:
-        UnsupportedOpError: the device runs none of these samples.
+        UnknownNameError: a pattern that no operation matches, or a type that does not exist.
+        UnsupportedOpError: the device runs none of these operations.
         AllocationError, ExecutionError: the device fails.
     """
-    nodes = [
-        (dtype, node)
-        for op, dtype, node in _samples()
-        if (not only or any(fnmatchcase(op, pattern) for pattern in only)) and (not dtypes or dtype in dtypes)
-        if device.why_not(step_of(node)) is None
-    ]
+    chosen, wanted = _chosen(only), [as_dtype(name).name for name in dtypes]
+    nodes = [found for op in chosen for found in _nodes(op, device, wanted)]
     if not nodes:
-        raise UnsupportedOpError(f"{device.name} runs none of the samples of {', '.join(only) or 'the operations'}")
+        names = ", ".join(op.name for op in chosen) if only else "any operation"
+        of_types = f" in {', '.join(wanted)}" if wanted else ""
+        raise UnsupportedOpError(f"{device.name} runs none of {names}{of_types}; opweave conformance tells why")
+    known = {(dtype, node.signature) for dtype, node in nodes}
+    limiting = [found for found in _limiting(device) if (found[0], found[1].signature) not in known]
     rows: list[Rate] = []
-    for done, (dtype, node) in enumerate(nodes):
+    for done, (dtype, node) in enumerate([*nodes, *limiting]):
         assert node.op is not None
         if progress is not None:
-            progress(f"{node.op.name} {dtype}", done, len(nodes))
+            progress(f"{node.op.name} {dtype}", done, len(nodes) + len(limiting))
         size, flops = work(node)
-        shapes = " ".join(str(list(x.shape)) for x in (node, *node.srcs))
-        beside = None if second is None else _seconds_or_none(second, node)
-        rows.append(Rate(node.op.name, dtype, shapes, size, flops, _seconds(device, node), beside))
-    bandwidth = max((row.bytes_per_second for row in rows if OPS[row.op].pointwise), default=0.0)
+        beside = None if second is None or done >= len(nodes) else _seconds_or_none(second, node)
+        rows.append(Rate(node.op.name, dtype, _shapes(node), size, flops, _seconds(device, node), beside))
+    bandwidth = max(row.bytes_per_second for row in rows)
     peaks: dict[str, float] = {}
     for row in rows:
         if OPS[row.op].product:
             peaks[row.dtype] = max(peaks.get(row.dtype, 0.0), row.flops_per_second)
-    rows = [replace(row, of_limit=_of_limit(row, bandwidth, peaks)) for row in rows]
-    return Throughput(device.name, "" if second is None else second.name, rows, bandwidth, peaks)
+    shown = [replace(row, of_limit=_of_limit(row, bandwidth, peaks)) for row in rows[: len(nodes)]]
+    return Throughput(device.name, "" if second is None else second.name, shown, bandwidth, peaks)
 
 
-def _samples() -> Iterator[tuple[str, str, Tensor]]:
-    """The largest nodes of moderate size: of each operation and type one whose time depends on bytes, and one whose
-    time depends on floating-point operations, where there is one."""
-    for op in list(OPS.values()):
-        for sample in op.samples() if op.samples is not None else ():
-            chosen = [_largest(sample.build())]
-            if sample.products is not None and sample.products is not sample.build:
-                chosen.append(_largest(sample.products()))
-            for node in chosen:
-                yield op.name, sample.dtype, node
+def _chosen(only: Sequence[str]) -> list[OpDef]:
+    """The operations that match one of the patterns. Raises `UnknownNameError` for a pattern that none matches."""
+    computed = [op for op in OPS.values() if not op.is_view]
+    for pattern in only:
+        if not any(fnmatchcase(op.name, pattern) for op in computed):
+            raise UnknownNameError("operation that devices compute", pattern, [op.name for op in computed])
+    return [op for op in computed if not only or any(fnmatchcase(op.name, pattern) for pattern in only)]
+
+
+def _limiting(device: Device) -> Iterator[tuple[str, Tensor]]:
+    """What measures the limits of a device: the first elementwise operation that it runs, and the first product."""
+    sampled = [op for op in OPS.values() if op.samples is not None]
+    products = sorted((op for op in sampled if op.product), key=lambda op: op.name != "linear")  # it has most types
+    for ops in [op for op in sampled if op.pointwise], products:
+        yield from next(filter(None, (list(_nodes(op, device, ())) for op in ops)), [])
+
+
+def _nodes(op: OpDef, device: Device, dtypes: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The nodes of an operation that a device runs, in the types named (none: all) of which there are any."""
+    if op.samples is None:
+        yield from _lengthened(op, device, dtypes)
+        return
+    for sample in op.samples():
+        # One whose time depends on bytes, and one whose time depends on floating-point operations, where there is one.
+        makers = dict.fromkeys(make for make in (sample.build, sample.products) if make is not None)
+        for node in (_largest(make()) for make in makers if not dtypes or sample.dtype in dtypes):
+            if device.why_not(step_of(node)) is None:
+                yield sample.dtype, node
 
 
 def _largest(nodes: Sequence[Tensor]) -> Tensor:
     return max([node for node in nodes if work(node)[0] <= LARGEST] or nodes[:1], key=lambda node: work(node))
 
 
+def _lengthened(op: OpDef, device: Device, dtypes: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Of an operation without samples the cases of the suite that move most bytes, one in each type named, or in the
+    first that the device runs."""
+    # Imported here because making the cases takes time.
+    from opweave_conformance.cases import cases_for
+    from opweave_conformance.fuzz.draw import SLOW
+    from opweave_conformance.levels.operations import column
+
+    elements = SLOW_ELEMENTS if op.family in SLOW else ELEMENTS
+    cases: dict[str, list[Case]] = {}
+    for case in cases_for(op.name):
+        cases.setdefault(column(case), []).append(case)
+    for dtype in dtypes or sorted(cases, key=lambda name: name != "f32"):
+        built = [node for case in cases.get(dtype, ()) for node in _built(case, elements)]
+        runs = [node for node in built if device.why_not(step_of(node)) is None]
+        if runs:
+            yield dtype, max(runs, key=_how_telling)
+            if not dtypes:
+                return
+
+
+def _how_telling(node: Tensor) -> tuple[bool, bool, tuple[int, int]]:
+    """Dense operands rather than others; of elementwise operations one axis, of others rows; and much work."""
+    assert node.op is not None
+    return all(x.is_dense for x in node.srcs), (len(node.shape) == 1) == node.op.pointwise, work(node)
+
+
+def _built(case: Case, elements: int) -> Iterator[Tensor]:
+    """The node of a case whose first axis is as long as ``elements`` in its largest operand allow; as it is, where its
+    options belong to its lengths."""
+    largest = max((operand.shape for operand in case.operands), key=prod, default=())
+    if largest and prod(largest):
+        old, new = largest[0], max(elements // prod(largest[1:]), 1)
+        longer = [
+            o._replace(shape=tuple([new if n == old else n for n in o.shape]), high=new if o.high == old else o.high)
+            for o in case.operands
+        ]
+    else:
+        longer = list(case.operands)
+    for operands in (longer, case.operands):
+        try:
+            node = the_node(case.build(*[operand.tensor(f"x{i}") for i, operand in enumerate(operands)]))
+        except (OpweaveError, ValueError, AssertionError):
+            continue
+        if work(node)[0] <= LARGEST:
+            yield node
+            return
+
+
+def _shapes(node: Tensor) -> str:
+    """Of the result and the sources, as the table shows them."""
+    return " ".join(f"{list(x.shape)}{'' if x.is_dense else ' strided'}" for x in (node, *node.srcs))
+
+
 def _of_limit(row: Rate, bandwidth: float, peaks: dict[str, float]) -> float | None:
-    by_bytes = row.nbytes / bandwidth if bandwidth else 0.0
-    by_flops = row.flops / peaks[row.dtype] if OPS[row.op].product else 0.0
+    by_bytes = row.nbytes / bandwidth
+    by_flops = row.flops / peaks[row.dtype] if OPS[row.op].product and peaks[row.dtype] else 0.0
     return max(by_bytes, by_flops) / row.seconds or None
 
 
