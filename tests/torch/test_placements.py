@@ -76,18 +76,19 @@ def agree(
 
 
 def test_every_placement_of_the_digits_agrees(devices, one_thread):
-    """The network of ``examples/digits.py``: three hidden layers on 64 pixels. Every node on every device."""
+    """The network of ``examples/digits.py`` without its second hidden layer: every node on every device, which makes
+    729 placements. Another layer adds no other neighbours, and nine times as many."""
     rng = np.random.default_rng(0)
-    sizes = (64, 128, 64, 32, 10)
+    sizes = (64, 128, 32, 10)
     arrays = {}
     for i, (n, m) in enumerate(pairwise(sizes)):
         arrays[f"layer{i}.weight"] = (rng.standard_normal((m, n)) / np.sqrt(n)).astype("f4")
         arrays[f"layer{i}.bias"] = rng.standard_normal(m).astype("f4")
     weights = ow.weights(arrays)
     h = ow.input("images", (5, 64))
-    for i in range(4):
+    for i in range(3):
         h = ow.linear(h, weights[f"layer{i}.weight"], weights[f"layer{i}.bias"]).named(f"layer{i}")
-        if i < 3:
+        if i < 2:
             h = ow.relu(h)
     outputs = [h, ow.argmax(h, axis=1)]
     feeds = {"images": rng.random((5, 64), np.float32)}
