@@ -6,7 +6,7 @@ without samples a case of the suite, lengthened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
@@ -152,7 +152,11 @@ def throughput(
         of_types = f" in {', '.join(wanted)}" if wanted else ""
         raise UnsupportedOpError(f"{device.name} runs none of {names}{of_types}; opweave conformance tells why")
     known = {(dtype, node.signature) for dtype, node in nodes}
-    limiting = [found for found in _limiting(device) if (found[0], found[1].signature) not in known]
+    limiting = [
+        found
+        for found in _limiting(device, {dtype for dtype, _ in nodes})
+        if (found[0], found[1].signature) not in known
+    ]
     rows: list[Rate] = []
     for done, (dtype, node) in enumerate([*nodes, *limiting]):
         assert node.op is not None
@@ -179,15 +183,16 @@ def _chosen(only: Sequence[str]) -> list[OpDef]:
     return [op for op in computed if not only or any(fnmatchcase(op.name, pattern) for pattern in only)]
 
 
-def _limiting(device: Device) -> Iterator[tuple[str, Tensor]]:
-    """What measures the limits of a device: the first elementwise operation that it runs, and the first product."""
+def _limiting(device: Device, dtypes: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """What measures the limits of a device in these types: the first elementwise operation that it runs, and
+    ``linear`` or else its first product."""
     sampled = [op for op in OPS.values() if op.samples is not None]
     products = sorted((op for op in sampled if op.product), key=lambda op: op.name != "linear")  # it has most types
     for ops in [op for op in sampled if op.pointwise], products:
-        yield from next(filter(None, (list(_nodes(op, device, ())) for op in ops)), [])
+        yield from next(filter(None, (list(_nodes(op, device, dtypes)) for op in ops)), [])
 
 
-def _nodes(op: OpDef, device: Device, dtypes: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def _nodes(op: OpDef, device: Device, dtypes: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """The nodes of an operation that a device runs, in the types named (none: all) of which there are any."""
     if op.samples is None:
         yield from _lengthened(op, device, dtypes)
@@ -204,7 +209,7 @@ def _largest(nodes: Sequence[Tensor]) -> Tensor:
     return max([node for node in nodes if work(node)[0] <= LARGEST] or nodes[:1], key=lambda node: work(node))
 
 
-def _lengthened(op: OpDef, device: Device, dtypes: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def _lengthened(op: OpDef, device: Device, dtypes: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     """Of an operation without samples the cases of the suite that move most bytes, one in each type named, or in the
     first that the device runs."""
     # Imported here because making the cases takes time.
