@@ -345,5 +345,5 @@ def test_the_command_writes_a_script_for_a_failure_and_exits_with_1(tmp_path, fa
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path):
     ran = fuzz(tmp_path, "none", "fualty", "--seconds", "1")
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "there is no device named 'fualty'" in ran.stderr

@@ -85,6 +85,8 @@ class TestSelection:
         assert names[0] == "memory-fill"
         assert len(names) > 2
         assert all(name.startswith("exp-f32-") for name in names[1:])
+        with pytest.raises(UnknownNameError, match=r"did you mean .*'memory-fill'"):
+            Suite("sound", using=using, only=["exp-f32-*", "memory-fil"])
 
     def test_several_devices(self) -> None:
         class Two(SoundBackend):
@@ -116,7 +118,8 @@ class TestSelection:
 
 
 def test_a_run_in_which_nothing_was_run_is_a_problem(using: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(Suite("sound", using=using, only=["nosuch"])).problems() == ["nothing was run: no check is selected"]
+    empty = run(Suite("sound", using=using, levels=[1], only=["exp-f32-64"]))
+    assert empty.problems() == ["nothing was run: no check of these levels is selected"]
     monkeypatch.setattr(SoundDevice, "_why_not", lambda self, step: "not today")
     refused = run(Suite("sound", using=using, only=["exp-f32-64", "exp-f32-7"]))
     assert refused.problems() == ["nothing was run: 2 checks selected, all refused or skipped"]
@@ -146,7 +149,9 @@ def test_numbers_for_people(using: Registry, monkeypatch: pytest.MonkeyPatch) ->
         "add": {"f32": Cell(1, 0, 0), "f16": Cell(0, 1, 0)},
         "tanh": {"f32": Cell(0, 1, 0), "f16": Cell(0, 1, 0)},
     }
-    assert [tuple(r) for r in refusals(suite.results)] == [("tanh", 2, 2, "no tanh"), ("add", 1, 2, "no f16")]
+    assert [tuple(r) for r in refusals(suite.results)] == [
+        ("tanh", 2, 2, [("no tanh", 1), ("no f16", 1)]), ("add", 1, 2, [("no f16", 1)]),
+    ]  # fmt: skip
     document = json.loads(json.dumps(as_json(suite, "0.1.0"), allow_nan=False))
     assert document["ok"] is True
     assert document["totals"] == {"passed": 1, "refused": 3}
@@ -237,6 +242,20 @@ class TestExpectations:
             Expectations.read(tmp_path / "nosuch.toml")
 
 
+def test_what_to_write_next_has_every_reason_and_not_what_the_core_packs() -> None:
+    def refused(reason: str) -> Result:
+        return Result("refused", reason, op="linear", dtype="f32")
+
+    quantized = [refused(f"source 1 is {name}, not f32") for name in ("q4_0", "q8_0", "q4_k")]
+    packed = [refused("source 0 is not dense"), refused("the rows of source 1 have gaps")]
+    (found,) = refusals([*quantized, refused("a bias is not supported"), *packed, Result("passed", op="linear")])
+    assert (found.refused, found.cases) == (4, 7)
+    assert found.reason == "3: source 1 is not f32; 1: a bias is not supported"
+    assert refusals(packed) == []
+    (found,) = refusals([refused(f"reason {n}") for n in range(5)])
+    assert found.reason == "1: reason 0; 1: reason 1; 1: reason 2; 2: others"
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -300,9 +319,19 @@ class TestCommand:
         assert [(r["id"], r["status"]) for r in document["results"]] == [("exp-f32-3x5", "passed")]
 
     def test_nothing_selected(self, command) -> None:
-        code, out, _ = command("--only", "nosuch")
+        code, out, _ = command("--only", "exp-f32-3x5", "--level", "1")
         assert code == 1
-        assert "nothing was run: no check is selected" in out
+        assert "nothing was run: no check of these levels is selected" in out
+
+    @pytest.mark.parametrize("wrong", [("--only", "nosuch"), ("--level", "9"), ("--beside", "nosuch")])
+    def test_a_wrong_call_is_no_failure_of_the_backend(self, command, wrong: tuple[str, str]) -> None:
+        code, out, err = command(*wrong)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+
+    def test_only_levels_that_were_asked_for_have_lines(self, command) -> None:
+        _, out, _ = command("--only", "exp-f32-3x5")
+        assert [line for line in out.splitlines() if line.startswith("level")] == ["level 2, operations: 1 passed"]
 
     def test_configuration(self, command) -> None:
         Path("conformance.toml").write_text('[xfail]\n"exp-f32-*" = "a bug"\n')

@@ -13,6 +13,7 @@ from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.contract import Kind
 from opweave.tools.writable import check_writable
+from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
     from opweave.contract import Device
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["bench", "second_device"]
 
 
+@wrong_call()
 def bench(
     name: Annotated[str, typer.Argument(help="A device, or a backend: its first device.", metavar="NAME")],
     beside: Annotated[

@@ -20,6 +20,7 @@ from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave.registry.discovery import core_version
 from opweave.tools.writable import check_writable
+from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
     from opweave_conformance.report import Cell
@@ -33,6 +34,7 @@ EVERY: Final = 30.0
 """Seconds between lines of progress where standard error is no terminal, as in the log of a long run."""
 
 
+@wrong_call()
 def conformance(
     names: Annotated[
         list[str],
@@ -218,8 +220,8 @@ def _print(suite: Suite, seconds: float, *, show_paths: bool) -> None:
     devices = ", ".join(f"{d.name} ({d.description})" if d.description else d.name for d in suite.devices)
     console.print(Text(plain(f"{suite.name}: {devices}")))
     for level in suite.levels:
-        if level != 2:
-            counts = totals(o for o in suite.results if o.level == level)
+        counts = totals(o for o in suite.results if o.level == level)
+        if counts or not suite.filtered:
             console.print(_counted(f"level {level}, {LEVELS[level]}: ", dict(counts)))
     cells = matrix(suite.results)
     if cells:
@@ -320,5 +322,5 @@ def _print_next(console: Console, found: Sequence[object]) -> None:
     for refusal in found:
         assert isinstance(refusal, Refusal)
         count = "all" if refusal.refused == refusal.cases else f"{refusal.refused} of {refusal.cases}"
-        table.add_row(Text(refusal.op), Text(count), Text(refusal.reason.splitlines()[0], "dim"))
+        table.add_row(Text(refusal.op), Text(count), Text(refusal.reason, "dim"))
     console.print(table)

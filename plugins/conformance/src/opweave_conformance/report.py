@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,17 +38,31 @@ class Cell(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An operation with refused cases that ``conformance.toml`` does not list.
+    """An operation with refused cases that ``conformance.toml`` does not list. Those that are refused for the layout of
+    operands alone, which the core then packs, do not count.
 
     Attributes:
         refused, cases: the number of refused cases, and of all cases.
-        reason: the most frequent reason.
+        reasons: each reason with the number of cases, the most frequent first; types that kernels do not take are one.
     """
 
     op: str
     refused: int
     cases: int
-    reason: str
+    reasons: Sequence[tuple[str, int]]
+
+    @property
+    def reason(self) -> str:
+        """The most frequent reasons; each with its number of cases, where there are several."""
+        if len(self.reasons) == 1:
+            return self.reasons[0][0]
+        shown = self.reasons[:3]
+        others = self.refused - sum(times for _, times in shown)
+        return "; ".join(f"{times}: {why}" for why, times in (*shown, *[("others", others)] * bool(others)))
+
+
+_OF_LAYOUT: Final = re.compile(r"(the output|source \d+) is not dense|the rows of (the output|source \d+) have gaps")
+_OF_TYPE: Final = re.compile(r" is \w+, not ")
 
 
 def totals(results: Iterable[Result]) -> Counter[str]:
@@ -80,9 +95,10 @@ def refusals(results: Iterable[Result]) -> list[Refusal]:
     for o in results:
         if o.op:
             cases[o.op] += 1
-            if o.status == "refused":
-                reasons.setdefault(o.op, Counter())[o.reason] += 1
-    found = [Refusal(op, sum(why.values()), cases[op], why.most_common(1)[0][0]) for op, why in reasons.items()]
+            reason = o.reason.partition("\n")[0]
+            if o.status == "refused" and not _OF_LAYOUT.fullmatch(reason):
+                reasons.setdefault(o.op, Counter())[_OF_TYPE.sub(" is not ", reason)] += 1
+    found = [Refusal(op, why.total(), cases[op], why.most_common()) for op, why in reasons.items()]
     return sorted(found, key=lambda r: (r.refused < r.cases, -r.refused, r.op))
 
 
@@ -129,7 +145,7 @@ def as_json(suite: Suite, version: str | None, filtered: bool | None = None) -> 
         "ok": not counts["failed"] and not problems,
         "totals": dict(counts),
         "problems": problems,
-        "next": [refusal._asdict() for refusal in refusals(suite.results)],
+        "next": [r._asdict() | {"reason": r.reason} for r in refusals(suite.results)],
         "paths": paths(suite.results),
         "results": [_result(o) for o in suite.results],
     }

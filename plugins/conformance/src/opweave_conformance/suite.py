@@ -66,7 +66,7 @@ class Suite:
         results: the results so far.
 
     Raises:
-        UnknownNameError: no such backend, device or level.
+        UnknownNameError: no such backend, device or level, or a pattern that no check matches.
         PluginError: the backend's plugin cannot be used.
     """
 
@@ -122,6 +122,12 @@ class Suite:
         return any(o.status in ("failed", "xfailed") and HANGS in o.reason for o in self.results)
 
     def _select(self) -> list[Item]:
+        ids = [check.id for check in self._checks]
+        for pattern in self.only:
+            if not any(fnmatchcase(id, pattern) for id in ids):
+                raise UnknownNameError(
+                    "check", pattern, ids, "--only takes ids of checks, and patterns as 'add-f32-*'."
+                )
         several = len(self.devices) > 1
         items: list[Item] = []
         for check in self._checks:
@@ -188,7 +194,11 @@ class Suite:
         found: list[str] = []
         if not any(o.status in ("passed", "failed", "xfailed") for o in self.results):
             count = len(self.results)
-            why = f"{number_of(count, 'check')} selected, all refused or skipped" if count else "no check is selected"
+            why = (
+                f"{number_of(count, 'check')} selected, all refused or skipped"
+                if count
+                else "no check of these levels is selected"
+            )
             found.append(f"nothing was run: {why}")
         elif 2 in self.levels and not (self.filtered if filtered is None else filtered or self.filtered):
             for device in self.devices:

@@ -18,6 +18,7 @@ from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave_conformance.wording import number_of
+from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
     from opweave_conformance.fuzz.search import Finding, Search
@@ -28,6 +29,7 @@ EVERY: Final = 10.0
 """Seconds between lines of progress where standard error is no terminal."""
 
 
+@wrong_call()
 def fuzz(
     devices: Annotated[
         list[str] | None, typer.Argument(help="Devices; default: all but host.", metavar="DEVICES")
