@@ -136,6 +136,9 @@ class TestPlugins:
             ["host", "opweave", registry.REGISTRY.plugins()[-1].version, "ready", "1"],
         ]
         assert "cause   ValueError: [red]oh[/red]" in out
+        folder.add("hooks", with_command("greet"), value="opweave_hooks")
+        (row,) = [line.split() for line in run("plugins")[1].splitlines() if line.startswith("hooks ")]
+        assert row[-2:] == ["ready", "-"], "a plugin of commands is no backend without devices"
         assert "line 2, in deep" in out
         assert "remedy  report it to the authors of opweave-boom" in out
         assert "cause   it was made for opweave>=9" in out

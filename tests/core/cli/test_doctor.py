@@ -24,12 +24,14 @@ def diagnoses(out: str) -> dict[str, dict[str, str]]:
 
 
 class TestDoctor:
-    def test_plugins_and_devices_with_cause_and_remedy(self, folder, run):
+    def test_plugins_and_devices_with_cause_and_remedy(self, folder, run, monkeypatch):
         folder.add("acme", probed("Unit()", OLD))
         folder.add("boom", "1 / 0")
         folder.add("cardless", backend(body="raise Unavailable('no card', remedy='buy one')"))
         folder.add("off")
+        monkeypatch.setenv("OPWEAVE_PLUGIN_CHILD", "1")
         code, out, _ = run("doctor", "--json", OPWEAVE_DISABLE="off")
+        assert "OPWEAVE_PLUGIN_CHILD" not in out, "nobody but the command has set it"
         found = diagnoses(out)
         assert code == 1
         assert (found["plugin acme"]["status"], found["plugin acme"]["message"]) == ("ok", "1.0: acme:0")

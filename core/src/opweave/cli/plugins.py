@@ -71,6 +71,6 @@ def _as_row(plugin: dict[str, Any]) -> Row:
         Text("@".join(filter(None, (plugin["name"], plugin["variant"]))), "bold cyan"),
         Text(f"{plugin['distribution'] or plugin['value']} {plugin['version'] or ''}".rstrip()),
         Text(state, _COLOURS.get(state, "")),
-        Text(f"{usable} of {usable + unusable} usable" if unusable else str(usable) if ready else "-"),
+        Text(f"{usable} of {usable + unusable} usable" if unusable else str(usable) if usable else "-"),
     ]
     return Row(cells, details)

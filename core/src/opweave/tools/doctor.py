@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from opweave.contract.device import Kind
 from opweave.packages import pip_install
 from opweave.registry import Diagnosis, State, hookimpl
+from opweave.registry.isolation import CHILD
 from opweave.registry.measured import FOLDER, cache
 from opweave.runtime.device import Device
 from opweave.runtime.host.cache import FileCache
@@ -58,7 +59,7 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
             message = f"{len(device.artefacts)} of at most {ARTEFACTS_KEPT} in memory, beside those of open programs"
             yield Diagnosis(f"what {device.name} compiled", "ok", message)
     for name, value in sorted(os.environ.items()):
-        if name.startswith("OPWEAVE_"):
+        if name.startswith("OPWEAVE_") and name != CHILD:  # which its own process is given
             yield Diagnosis("variable", "ok", f"{name}={value} is set")
 
 
