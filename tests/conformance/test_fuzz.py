@@ -19,6 +19,7 @@ from opweave_conformance.fuzz.process import Child
 from opweave_conformance.fuzz.samples import differences, evaluate
 from opweave_conformance.fuzz.search import Search
 from tests.support.devices import Separate
+from tests.support.example_backend import ExampleDevice
 
 BACKEND = """
 import os, signal, sys, time
@@ -167,6 +168,17 @@ def test_a_seed_gives_the_same_examples():
     assert first == [script(draw(3, n, devices)) for n in range(40)]
     assert first[7] == script(draw(3, 7, devices))
     assert first != [script(draw(4, n, devices)) for n in range(40)]
+
+
+def test_most_nodes_are_of_operations_that_a_device_has_kernels_for():
+    device = ExampleDevice()
+    device.name = "example"
+    examples = [draw(3, number, [device, ow.device("host")], 2048) for number in range(30)]
+    entries = [entry for example in examples for graph in example.graphs for entry in graph.entries]
+    drawn = [entry.op for entry in entries if isinstance(entry, NodeEntry) and entry.op in operations()]
+    drawn = [op for op in drawn if op not in ("cast", "contiguous")]  # they fit operands
+    reached = [op for op in drawn if op in device.kernels.ops()]
+    assert len(drawn) / 2 < len(reached) < len(drawn)
 
 
 def test_examples_have_all_that_graphs_may_have():

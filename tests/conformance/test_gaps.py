@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import opweave as ow
+from opweave import registry as core_registry
 from opweave.cli.app import build_app
 from opweave.contract import Device
-from opweave.errors import FormatError, SchedulerError, UnknownNameError
+from opweave.errors import SchedulerError, UnknownNameError
 from opweave.registry import Registry
 from opweave_conformance.gaps import Gaps, gaps
 from opweave_conformance.hooks import opweave_cli
@@ -139,26 +141,32 @@ def test_a_file_of_no_model_is_refused(tmp_path: Path):
     (tmp_path / "m.txt").write_text("no model")
     with pytest.raises(UnknownNameError, match="file format"):
         Registry(environ={}, search=[]).model_format(tmp_path / "m.txt")
-    with pytest.raises(FormatError, match=r"no folder of a model: it has no config\.json"):
-        Registry(environ={}, search=[]).model_format(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("file", "package"),
-    [("m.onnx", "onnx"), ("m.pt2", "torch"), ("m.gguf", "models"), ("config.json", "models")],
+    ("file", "package"), [("m.onnx", "onnx"), ("m.pt2", "torch"), ("m.gguf", "models"), ("config.json", "models")]
 )
-def test_the_package_that_reads_a_model_is_named_where_it_is_missing(file: str, package: str, tmp_path: Path):
+def test_the_package_that_reads_a_model_is_named_where_it_is_missing(
+    file: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(core_registry, "REGISTRY", Registry(environ={}, search=[]))
     (tmp_path / file).write_bytes(b"")
-    with pytest.raises(UnknownNameError, match=f"pip install .*{package}"):
-        Registry(environ={}, search=[]).model_format(tmp_path / file)
+    app = build_app()
+    opweave_cli(app)
+    result = CliRunner().invoke(app, ["conformance", "host", "--gaps", str(tmp_path / file)])
+    assert result.exit_code == 2
+    assert re.search(f"pip install .*{package}", result.output)
 
 
-def test_a_model_that_is_not_there_is_a_wrong_call():
+def test_a_model_that_is_not_there_is_a_wrong_call(tmp_path: Path):
     app = build_app()
     opweave_cli(app)
     result = CliRunner().invoke(app, ["conformance", "host", "--gaps", "nofile.onnx"])
     assert result.exit_code == 2
     assert "does not exist" in result.output
+    result = CliRunner().invoke(app, ["conformance", "host", "--gaps", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no config.json" in " ".join(result.output.replace("│", "").split())
 
 
 def expect_gaps_of_a_transformer(path: Path, device: Device) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from opweave.errors import Broken, Incompatible, NameConflict, PluginError, Unavailable, UnknownNameError
 from opweave.registry.naming import canonical
@@ -133,10 +133,6 @@ class FileFormat(NamedTuple):
         return int(path.name.lower().endswith(self.suffixes)) if not self.magic else 0
 
 
-_READERS: Final = {".gguf": "models", "config.json": "models", ".onnx": "onnx", ".pt2": "torch"}
-"""Which of this project's packages, which may not be installed, read models of a kind."""
-
-
 def format_of(path: str | os.PathLike[str], known: Sequence[FileFormat]) -> FileFormat:
     """The format of a file: of those that match its first bytes the one with the longest, else by its suffix.
 
@@ -150,12 +146,7 @@ def format_of(path: str | os.PathLike[str], known: Sequence[FileFormat]) -> File
     best = max(known, key=lambda fmt: fmt.fits(file, head), default=None)
     if best is None or not best.fits(file, head):
         names = [suffix for fmt in known for suffix in fmt.suffixes]
-        named, hint = file.name if file.name in _READERS else file.suffix or file.name, "(plugins may add others)"
-        if named in _READERS:
-            from opweave.packages import pip_install  # importing opweave must not pay for it
-
-            hint = f"Models of it need a plugin: {pip_install(f'opweave-{_READERS[named]}')}"
-        raise UnknownNameError("file format", named, names, hint)
+        raise UnknownNameError("file format", file.suffix or file.name, names, "(plugins may add others)")
     return best
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from opweave.concurrency import Lock
 from opweave.contract.backend import Backend
 from opweave.contract.device import Kind
-from opweave.errors import FormatError, LifetimeError, OpweaveError, PluginError, UnknownNameError
+from opweave.errors import LifetimeError, OpweaveError, PluginError, UnknownNameError
 from opweave.registry import discovery, loading
 from opweave.registry.catalog import Catalog, once_per_hardware, preferred
 from opweave.registry.devices import adopt, check_device, devices_of, in_use, none_usable, probed
@@ -442,15 +442,10 @@ class Registry:
 
         Raises:
             UnknownNameError: no plugin that is here reads such models.
-            FormatError: a folder without ``config.json``.
             OSError: the file cannot be read.
         """
         place = Path(path)
-        if place.is_dir():
-            place /= "config.json"
-            if not place.is_file():
-                raise FormatError(f"{path} is no folder of a model: it has no config.json")
-        return format_of(place, [f for f in self.formats() if f.plan])
+        return format_of(place / "config.json" if place.is_dir() else place, [f for f in self.formats() if f.plan])
 
     # --- loading ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from opweave.contract.device import Kind
 from opweave.packages import pip_install
 from opweave.registry import Diagnosis, State, hookimpl
-from opweave.registry.isolation import CHILD
 from opweave.registry.measured import FOLDER, cache
 from opweave.runtime.device import Device
 from opweave.runtime.host.cache import FileCache
@@ -41,8 +40,7 @@ def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
 @hookimpl(tryfirst=True)
 def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
     """Plugins and their devices, processors, the cache of what was measured of devices, variables."""
-    records = registry.plugins()
-    for record in records:
+    for record in registry.plugins():
         yield from _plugin(record)
     if all(device.kind is Kind.HOST for device in _usable(registry)):
         message = "no device but host, which runs the slow reference implementation of each operation"
@@ -59,7 +57,7 @@ def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
             message = f"{len(device.artefacts)} of at most {ARTEFACTS_KEPT} in memory, beside those of open programs"
             yield Diagnosis(f"what {device.name} compiled", "ok", message)
     for name, value in sorted(os.environ.items()):
-        if name.startswith("OPWEAVE_") and name != CHILD:  # which its own process is given
+        if name.startswith("OPWEAVE_") and name != "OPWEAVE_PLUGIN_CHILD":  # the command's own
             yield Diagnosis("variable", "ok", f"{name}={value} is set")
 
 

@@ -18,11 +18,14 @@ from opweave import registry
 from opweave.cli.options import Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
+from opweave.errors import UnknownNameError
+from opweave.packages import pip_install
 from opweave.registry.discovery import core_version
 from opweave.tools.writable import check_writable
 from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
+    from opweave.registry import FileFormat, Registry
     from opweave_conformance.report import Cell
     from opweave_conformance.suite import Suite
 
@@ -153,10 +156,12 @@ def _show_gaps(name: str, model: Path, length: int, beside: str, as_json: bool, 
     from opweave_conformance.gaps import gaps
     from opweave_conformance.report import environment
 
+    if model.is_dir() and not (model / "config.json").is_file():
+        raise typer.BadParameter(f"{model} is no folder of a model: it has no config.json")
     with quiet_stdout():
         known = registry.REGISTRY
         known.make_devices((name, beside))
-        fmt = known.model_format(model)
+        fmt = _format(known, model)
         device = known.device(name)
         second = known.device(beside) if beside else second_device(device)
         others = list(dict.fromkeys(d for d in (second, known.device("host")) if d is not None and d is not device))
@@ -171,6 +176,27 @@ def _show_gaps(name: str, model: Path, length: int, beside: str, as_json: bool, 
                     "environment": about, "rows": found.dicts()})  # fmt: skip
     else:
         print(plain(str(found)))
+
+
+READERS: Final = {
+    ".gguf": "opweave-models",
+    ".json": "opweave-models",
+    ".onnx": "opweave-onnx",
+    ".pt2": "opweave-torch",
+}
+"""Which of this project's packages, which may not be installed, read models of a kind."""
+
+
+def _format(known: Registry, model: Path) -> FileFormat:
+    """The format of a model. Raises `UnknownNameError`, which names the package that reads it."""
+    try:
+        return known.model_format(model)
+    except UnknownNameError as error:
+        package = READERS.get(".json" if model.is_dir() else model.suffix)
+        if package is None:
+            raise
+        hint = f"Models of it need a plugin: {pip_install(package)}"
+        raise UnknownNameError(error.what, error.name, error.known, hint) from None
 
 
 def _compare(files: Sequence[str], html: Path | None) -> None:

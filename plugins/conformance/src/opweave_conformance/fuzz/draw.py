@@ -19,6 +19,7 @@ import numpy as np
 import opweave as ow
 from opweave import ops, registry
 from opweave.contract import Device
+from opweave.contract.kernels import KernelTable
 from opweave.errors import OpweaveError
 from opweave.graph.dtypes import as_dtype
 from opweave.graph.graph import Graph
@@ -61,6 +62,9 @@ HOW: Final = ("run", "submit", "observe", "warm", "reserve", "on_device")
 WRITES: Final = 0.1
 """How often a node that writes a state is drawn; others are equally frequent."""
 
+REACHED: Final = 0.8
+"""How often a node is of an operation for which a device has a kernel."""
+
 
 @cache
 def operations() -> Mapping[str, Sequence[Case]]:
@@ -80,18 +84,28 @@ def draw(seed: int, number: int, devices: Sequence[Device], largest: int = LENGT
     elements."""
     rng = np.random.default_rng([seed, number])
     names = _some_devices(rng, [device.name for device in devices])
-    graph = _Drawing(rng, largest).drawn(names)
+    kernels = _with_kernels(devices)
+    graph = _Drawing(rng, largest, kernels).drawn(names)
     graphs = [graph]
     chance = rng.random()
     if chance < 0.15:
         graphs += _other_sizes(rng, graph)
     elif chance < 0.2:
-        graphs.append(_Drawing(rng, largest).drawn(names))
+        graphs.append(_Drawing(rng, largest, kernels).drawn(names))
     elif chance < 0.25:
         graphs.append(graph)
     elif chance < 0.35:
         graphs = [_compiled(rng, graph)]
     return Example(tuple(graphs), names, tuple(_options(rng)), tuple(_limits(rng, devices, names)))
+
+
+def _with_kernels(devices: Sequence[Device]) -> Sequence[str]:
+    """The operations for which one of the devices but host has a kernel; none where one of them has no table."""
+    tables = [getattr(device, "kernels", None) for device in devices if device.name != "host"]
+    known = [table.ops() for table in tables if isinstance(table, KernelTable)]
+    if len(known) < len(tables) or not all(known):
+        return ()
+    return [name for name in operations() if any(name in ops for ops in known)]
 
 
 def _some_devices(rng: np.random.Generator, names: list[str]) -> tuple[str, ...]:
@@ -137,8 +151,9 @@ def _limits(
 class _Drawing:
     """A graph that grows node by node, with the samples of all its values."""
 
-    def __init__(self, rng: np.random.Generator, largest: int) -> None:
+    def __init__(self, rng: np.random.Generator, largest: int, kernels: Sequence[str] = ()) -> None:
         self.rng: Final = rng
+        self.kernels: Final = kernels
         self.known: Final[dict[Tensor, Samples]] = {}
         self.leaves: Final[dict[Tensor, LeafEntry]] = {}
         self.numbers: Final[dict[Tensor, LeafEntry]] = {}
@@ -191,6 +206,8 @@ class _Drawing:
         rng = self.rng
         table = operations()
         names = [name for name in table if OPS[name].writes] if rng.random() < WRITES else list(table)
+        if self.kernels and rng.random() < REACHED:
+            names = list(self.kernels)
         op = names[rng.integers(len(names))]
         case = table[op][int(rng.integers(len(table[op])))]
         operands = self._sized(case)
