@@ -239,9 +239,9 @@ def _how_telling(node: Tensor) -> tuple[bool, bool, tuple[int, int]]:
 def _built(case: Case, elements: int) -> Iterator[Tensor]:
     """The node of a case whose first axis is as long as ``elements`` in its largest operand allow; as it is, where its
     options belong to its lengths."""
-    largest = max((operand.shape for operand in case.operands), key=prod, default=())
-    if largest and prod(largest):
-        old, new = largest[0], max(elements // prod(largest[1:]), 1)
+    count, largest = max([(prod(operand.shape), operand.shape) for operand in case.operands], default=(0, ()))
+    if largest and count:
+        old, new = largest[0], max(elements * largest[0] // count, 1)
         longer = [
             o._replace(shape=tuple([new if n == old else n for n in o.shape]), high=new if o.high == old else o.high)
             for o in case.operands
