@@ -37,6 +37,7 @@ right_alloc, right_copy = LazyDevice._alloc, LazyStream._copy_from
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work of these streams need not be long to be late."""
     monkeypatch.setattr(workload, "SECONDS", 0)
+    monkeypatch.setattr(workload, "LARGE", 1 << 16)
     monkeypatch.setattr(failures, "ELEMENTS", 1 << 12)
     monkeypatch.setattr(failures, "CYCLES", 2)
     monkeypatch.setattr(order, "PATIENCE", 2.0)

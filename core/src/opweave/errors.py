@@ -104,9 +104,14 @@ class UnknownNameError(OpweaveError, KeyError):
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "", *, listed: bool = False) -> None:
         self.what, self.name, self.known = what, name, sorted(set(known))
         self._hint, self._listed = hint, listed
-        super().__init__(what, name)
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
     def __str__(self) -> str:
+        if self.args:
+            return str(self.args[0])  # it comes from another process, with its message
         # Made where it is read: `Mapping.get` raises this for each name that is not there, and finding similar ones
         # takes milliseconds among hundreds. Its import costs as much as the others of this module together.
         from difflib import get_close_matches

@@ -160,9 +160,15 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
+def has_section(page: Path, anchor: str) -> bool:
+    """Whether a page has a heading of that name, or shows an object or its members, which the site's build checks."""
+    shown = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return anchor in anchors(page) or any(f"{anchor}.".startswith(f"{name}.") for name in shown)
+
+
 @pytest.mark.parametrize("page", [*PAGES, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("plugins/*/README.md"))])
 def test_links_to_sections_lead_somewhere(page: str):
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [(t, a) for t, a in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text) if "://" not in t]
-    missing = [(t, a) for t, a in links if a not in anchors((ROOT / page).parent / t if t else ROOT / page)]
+    missing = [(t, a) for t, a in links if not has_section((ROOT / page).parent / t if t else ROOT / page, a)]
     assert not missing

@@ -31,7 +31,7 @@ SECONDS: Final = 0.006
 DTYPES: Final = ("f32", "f16", "bf16", "f64", "i32", "i64")
 STEPS: Final = (4, 12, 32, 96)
 LARGEST: Final = 1 << 24
-LARGE: Final = 1 << 21
+LARGE: Final = 1 << 22
 WIDTH: Final = 8
 POISON: Final = 0xA5
 

@@ -44,7 +44,7 @@ def _(bench: Bench) -> None:
     # A second step that overtakes the first one reads what has not been written, although each follows it closely.
     large = bench.large_task(queue)
     tail = bench.tail_task(large)
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS):
         values = bench.feed(large)
         large.poison()
         tail.poison()
