@@ -264,6 +264,19 @@ def test_sigmoids_may_be_0_below_the_last_place_of_1_in_their_type():
         assert differences(samples[0] + dtype(2.0**-12 if dtype is np.float32 else 2.0**-40), samples) != ""
 
 
+def test_gelu_may_be_0_below_the_last_place_of_its_largest_values():
+    for dtype, least in ((np.float32, -6.0), (np.float64, -9.0)):
+        samples = samples_of(lambda x: ow.gelu(x), x=np.full(63, least, dtype))
+        assert differences(np.zeros(63, dtype), samples) == ""
+        assert differences(samples[0] + dtype(2.0**-12 if dtype is np.float32 else 2.0**-40), samples) != ""
+
+
+def test_products_may_end_at_the_least_number_that_rounds_to_itself():
+    samples = samples_of(lambda x: ow.cast(ow.prod(x), "f64"), x=np.full(100_000, 0.95, np.float32))
+    assert differences(np.array(1.3e-44), samples) == ""
+    assert differences(np.array(1e-36), samples) != ""
+
+
 def test_exact_operations_allow_no_error():
     x = np.arange(8, dtype=np.float32)
     samples = samples_of(lambda x: ow.flip(x, 0), x=x)
@@ -311,6 +324,16 @@ def test_weights_that_are_no_numbers_are_not_asked_for_over_padding(padding, ask
     assert bool(samples_of(lambda x, w: ow.conv2d(x, w, padding=padding), x=x, w=weight)) is asked
     finite = np.ones_like(weight)
     assert samples_of(lambda x, w: ow.conv2d(x, w, padding=padding), x=x * np.nan, w=finite)
+
+
+def test_weights_that_are_no_numbers_are_not_asked_for_before_the_first_token():
+    x, weight, state = (
+        np.ones((1, 2, 4), np.float32),
+        np.full((2, 3), np.nan, np.float32),
+        np.ones((1, 2, 2), np.float32),
+    )
+    assert samples_of(lambda x, w: ow.causal_conv1d(x, w), x=x, w=weight) == []
+    assert samples_of(lambda x, w, s: ow.causal_conv1d(x, w, initial_states=s), x=x, w=weight, s=state)
 
 
 def test_wrong_shapes_and_dtypes_are_found():

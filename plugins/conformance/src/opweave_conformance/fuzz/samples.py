@@ -170,6 +170,9 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
         last_place = 2.0**-54 if tensor.dtype is f64 else 2.0**-25
         factors = [1 + np.abs(array.astype(np.float64)) for array in arrays if op.name != "sigmoid"]
         return last_place * prod(factors, start=np.float64(1))
+    if op.name == "prod":
+        # Products that become ever smaller end at the least number that rounds to itself, not at 0.
+        return float(np.finfo(np.float64 if tensor.dtype is f64 else np.float32).tiny)
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
         grad, q, k, v = [array.astype(np.float64) for array in arrays[:4]]
