@@ -268,7 +268,7 @@ def test_a_lost_member_is_a_lost_device():
 
 CHECKS = [
     "hygiene-*", "memory-[a-m]*", "linear-f32-sliced*", "index_copy-q4_0*", "assign-f32-*", "add-i32-*",
-    "async-upload-*", "observe-separate-state-written", "every-host-products", "fault-r*", "fault-lost*",
+    "async-upload-*", "observe-separate-state-written", "observe-host-products", "fault-r*", "fault-program*",
 ]  # fmt: skip
 
 
