@@ -38,7 +38,7 @@ def run_in(site, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {
         **os.environ,
         "OPWEAVE_BACKEND_PATH": str(site),
-        "OPWEAVE_DISABLE": "cpu,opencl,ort,remote,torch",
+        "OPWEAVE_DISABLE": "combine,cpu,models,onnx,opencl,ort,remote,torch,training",
         "COLUMNS": "120",
     }
     return subprocess.run(
