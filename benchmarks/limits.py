@@ -22,12 +22,12 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import opweave as ow
+from opweave.contract import NEVER
 from opweave_conformance.decisions import decisions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
@@ -95,6 +95,10 @@ def ends(limit: ow.Limit) -> list[int]:
     return [v for v in (values if few else [limit.smallest, values[-1]]) if v != limit.value]
 
 
+def shown(value: int) -> str:
+    return "never" if value == NEVER else f"{value:,}"
+
+
 @contextmanager
 def patience(seconds: int) -> Iterator[None]:
     def late(*_: object) -> None:
@@ -127,6 +131,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     limits = {limit.name: limit for limit in ow.device(args.device).limits}
+    console = Console(stderr=True)
     rows: list[dict[str, Any]] = []
     for program, build in programs().items():
         if args.programs and program not in args.programs:
@@ -135,17 +140,18 @@ def main() -> None:
             build(args.device)()  # networks of files are built when they are first run
         usual = build(args.device)  # not with what observed the limits
         asked = [(limits[n], v) for n in read if not args.limits or n in args.limits for v in ends(limits[n])]
-        for limit, value in track(asked, program, console=Console(stderr=True), transient=True):
+        for limit, value in track(asked, program, console=console, transient=True):
             found = ratio(build, args.device, limit, value, usual)
             rows.append({"program": program, "limit": limit.name, "usual": limit.value, "value": value, "ratio": found})
+            console.print(f"{program}: {limit.name}={shown(value)} {found:.2f}", highlight=False)
     if args.json:
         print(json.dumps({"machine": machine(), "rows": rows}))
         return
     table = Table("limit", "as it is", "set to", "run takes", "in", title=f"Limits of {args.device}, greatest first")
     best = {row["limit"]: row for row in sorted(rows, key=lambda row: float(row["ratio"]))}
     for row in sorted(best.values(), key=lambda row: -float(row["ratio"])):
-        set_to = "never" if row["value"] >= np.iinfo(np.int32).max else f"{row['value']:,}"
-        table.add_row(row["limit"], f"{row['usual']:,}", set_to, f"{row['ratio']:.2f} times", row["program"])
+        ratio_of_row, usual_value = f"{row['ratio']:.2f} times", shown(row["usual"])
+        table.add_row(row["limit"], usual_value, shown(row["value"]), ratio_of_row, row["program"])
     Console(width=120).print(table)
 
 

@@ -207,7 +207,7 @@ class _Drawing:
         table = operations()
         names = [name for name in table if OPS[name].writes] if rng.random() < WRITES else list(table)
         if self.kernels and rng.random() < REACHED:
-            names = list(self.kernels)
+            names = [name for name in names if name in self.kernels] or names
         op = names[rng.integers(len(names))]
         case = table[op][int(rng.integers(len(table[op])))]
         operands = self._sized(case)

@@ -172,7 +172,7 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
         return last_place * prod(factors, start=np.float64(1))
     if op.name == "prod":
         # Products that become ever smaller end at the least number that rounds to itself, not at 0.
-        return float(np.finfo(np.float64 if tensor.dtype is f64 else np.float32).tiny)
+        return _tiny(tensor.dtype.numpy)
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
         grad, q, k, v = [array.astype(np.float64) for array in arrays[:4]]
@@ -255,7 +255,12 @@ def _float_differences(got: Array, samples: Samples) -> str:
 def _smallest(dtype: np.dtype[Any]) -> float:
     """What may be 0 where it is not computed exactly: formulas lose their last digits before results are too small for
     their type, and some devices have no denormal numbers. (Half types are computed in f32.)"""
-    return float(np.finfo(np.float64 if dtype == np.float64 else np.float32).tiny) * 2.0**24
+    return _tiny(dtype) * 2.0**24
+
+
+def _tiny(dtype: np.dtype[Any]) -> float:
+    """The smallest normal number of the type that values of ``dtype`` are computed in."""
+    return float(np.finfo(np.float64 if dtype == np.float64 else np.float32).tiny)
 
 
 def _found(wrong: Array, got: Array, want: Array, allowed: Array | None) -> str:

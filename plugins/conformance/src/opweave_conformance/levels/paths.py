@@ -151,7 +151,7 @@ def _ask_path(name: str, value: str, subject: Subject) -> Result:
 
 def _run_side(limit: Limit, side: str, readers: Readers, paths: Decisions, subject: Subject) -> None:
     """Run a case that takes the side of a limit which those that were chosen have not taken, if there is one."""
-    cases = [case for op in readers.cases for case in _cases_of(op)]
+    cases = [case for op in readers.cases for case in cases_for(op)]
     values = list(limit.values().values())
     for value in (values[0], values[-1]):
         about = f"with {limit.name}={value}, the other limits {readers.others}"
@@ -219,7 +219,7 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
     groups: dict[tuple[str, str | int], tuple[list[Case], list[Case]]] = {}
     for op, known in readers.items():
         ids = {case.id for case in known}
-        cases = _cases_of(op)
+        cases = cases_for(op)
         for case in [case for case in cases if _size(case) <= SMALL] or cases:
             shape = case.operands[0].shape if case.operands else ()
             for part in (column(case), len(shape)) if nth == 0 else ("",):
@@ -234,10 +234,6 @@ def choose(readers: Cases, nth: int, most: int = MOST) -> list[Group]:
     ]
     # Where most operations read a limit, each value but the first is tried with some of them.
     return found if nth == 0 or len(found) <= most else _spread(found, nth, most)
-
-
-def _cases_of(op: str) -> Sequence[Case]:
-    return CASES_OF.get(op) or cases_for(op)  # the operations of third parties may be defined later
 
 
 def _size(case: Case) -> int:
