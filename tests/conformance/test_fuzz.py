@@ -85,7 +85,7 @@ class FaultyBackend(Backend):
         return (Faulty(),)
 
 
-if FAULT == "order" and sys.argv[0] == "-c":  # in the process that runs the scripts
+if FAULT == "order" and "pytest" not in sys.modules:  # in the process that runs the scripts
     import opweave.graph.graph as graph
     graph._anti_dependencies = lambda *args: {}
 """

@@ -27,7 +27,7 @@ from opweave.graph.layout import Shape
 from opweave.graph.opdef import OPS
 from opweave.graph.tensor import Tensor
 from opweave_conformance.case import LAYOUTS, Case, Operand
-from opweave_conformance.cases import CASES, cases_for
+from opweave_conformance.cases import CASES_OF, cases_for
 from opweave_conformance.fuzz import functions
 from opweave_conformance.fuzz.check import apply
 from opweave_conformance.fuzz.example import Drawn, Entry, Example, LeafEntry, NodeEntry, lines_of, with_lengths
@@ -69,12 +69,8 @@ REACHED: Final = 0.8
 @cache
 def operations() -> Mapping[str, Sequence[Case]]:
     """Operation -> its cases, third parties' operations too."""
-    found: dict[str, list[Case]] = {}
-    for case in CASES:
-        found.setdefault(case.op, []).append(case)
     third = [name for name, op in OPS.items() if op.family == "third-party" and not op.is_view]
-    for case in cases_for(*third):
-        found.setdefault(case.op, []).append(case)
+    found = CASES_OF | {name: cases for name in third if (cases := cases_for(name))}
     found["custom"] = functions.cases()  # whose functions a script can name
     return dict(sorted(found.items()))
 
@@ -207,7 +203,7 @@ class _Drawing:
         table = operations()
         names = [name for name in table if OPS[name].writes] if rng.random() < WRITES else list(table)
         if self.kernels and rng.random() < REACHED:
-            names = [name for name in names if name in self.kernels] or names
+            names = [name for name in names if name in self.kernels] or self.kernels
         op = names[rng.integers(len(names))]
         case = table[op][int(rng.integers(len(table[op])))]
         operands = self._sized(case)
