@@ -203,7 +203,7 @@ class _Drawing:
         table = operations()
         names = [name for name in table if OPS[name].writes] if rng.random() < WRITES else list(table)
         if self.kernels and rng.random() < REACHED:
-            names = [name for name in names if name in self.kernels] or self.kernels
+            names = [name for name in names if name in self.kernels] or list(self.kernels)
         op = names[rng.integers(len(names))]
         case = table[op][int(rng.integers(len(table[op])))]
         operands = self._sized(case)
