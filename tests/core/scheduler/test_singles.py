@@ -106,7 +106,7 @@ def test_groups_are_those_of_a_stream_that_is_asked_for_all_steps(picks):
     for kind in (AskedForAll, AskedForRuns):
         scheduler = ow.Scheduler([Fusing("f", kind), HostDevice()])
         program = scheduler.build(output)
-        groups.append([[group.indices for group in found or ()] for found in program.earlier.groups.of_split])
+        groups.append([[group.indices for group in found] for found in program.earlier.groups.of_split])
         results.append(program.run(feeds))
     assert all(len(run) > 1 for run in scheduler.streams[0].__dict__.get("asked", []))
     assert groups[0] == groups[1]
@@ -175,7 +175,7 @@ def test_builds_in_other_sizes_are_as_first_ones(picks, sizes):
     device = Fusing("sized", AskedForRuns)
 
     def groups(program: ow.Program) -> list[list[tuple[int, ...]]]:
-        return [[group.indices for group in found or ()] for found in program.earlier.groups.of_split]
+        return [[group.indices for group in found] for found in program.earlier.groups.of_split]
 
     with ow.Scheduler([device, HostDevice()]) as scheduler:
         for rows in sizes:

@@ -407,7 +407,7 @@ class Program(PlannedGraph, Generic[R_co]):
             if buffer is not None
         }
         scratch = {key: Region(arg.buffer, arg.offset, arg.size) for key, arg in bound.workspaces.items() if arg.buffer}
-        groups = [[list(indices) for indices in self.earlier.groups.indices(split)] for split in self.splits]
+        groups = [[list(group.indices) for group in found] for found in self.earlier.groups.of_split]
         return MemoryMap(places, scratch, groups)
 
     def explain(self) -> Explanation:

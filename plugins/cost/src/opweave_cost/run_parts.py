@@ -208,9 +208,7 @@ class _Measuring:
             return partial(self._time, part, call, beside or target.stream)
         if action.plan is None:
             return call
-        groups = [
-            [split.steps[i] for i in items] for items in action.indices or [(i,) for i in range(len(split.steps))]
-        ]
+        groups = [[split.steps[i] for i in group.indices] for group in action.groups]
         if action.plan.n_calls != len(groups):
             # Compiled into other calls than groups: the split is the smallest part that can be timed.
             part = self._part(_Part(target, "step", f"split {split.index}", split, split.steps))

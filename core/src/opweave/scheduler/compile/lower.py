@@ -361,31 +361,27 @@ def _compile(
     fused = groups.of_split[split.index]
 
     def group_of(g: int) -> Group:
-        indices, size, _ = ((g,), planned[g].support.workspace, None) if fused is None else fused[g]
+        indices, size, _ = fused[g]
         steps = tuple([bound_step(planned[i], arg(planned[i].out), tuple(map(arg, planned[i].srcs))) for i in indices])
         nodes = tuple([node for i in indices if (node := planned[i].node) is not None])
         return Group(steps, size, workspaces.get((split.index, g)), nodes, call=None if earlier is None else earlier[g])
 
     if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
-        ready = [group_of(g) for g in range(len(planned if fused is None else fused))]
+        ready = [group_of(g) for g in range(len(fused))]
         if lister is not None and stream.lists_operands:
             ready = [lister.listed(group, split, g) for g, group in enumerate(ready)]
         return stream.compile(ready)
     # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
-    plain = kind._bind is Stream._bind
     shares = stream.shares_calls
-    firsts = planned if fused is None else [planned[group.indices[0]] for group in fused]
     # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
     bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
     calls: list[Call] = []
-    for g, (op, node, out, srcs, support) in enumerate(firsts):
+    for g, (indices, _, kernel) in enumerate(fused):
+        op, node, out, srcs, support = planned[indices[0]]
         same = earlier[g] if earlier is not None else None
         if same is not None:
             calls.append(same)
             continue
-        choice = support.choice
-        own = choice.kernel if plain and choice is not None else None
-        kernel = own if fused is None else fused[g].kernel
         try:
             if kernel is None:
                 calls.append(stream._bind(group_of(g)))
@@ -397,8 +393,8 @@ def _compile(
             if equal is None:
                 attrs = node.attrs if node is not None else {}
                 if kernel.workspace is not None:
-                    assert choice is not None
-                    attrs = {**scratch_args(choice.scratch.arrays, scratch), **attrs}
+                    assert support.choice is not None
+                    attrs = {**scratch_args(support.choice.scratch.arrays, scratch), **attrs}
                 equal = bound[key] = kernel.factory(stream, op, *args, **attrs), args
             calls.append(equal[0])
         except BaseException as error:

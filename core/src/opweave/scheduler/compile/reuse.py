@@ -106,22 +106,18 @@ class EarlierSlot:
         made_by = stream.inner if isinstance(stream, WorkerStream) else stream
         plain = type(made_by)._compile is Stream._compile
         before, fused = self.earlier.partition.splits[k].steps, groups.of_split[k]
-        if calls is None or not stream.shares_calls or len(calls) != len(before if fused is None else fused):
+        known = self.earlier.groups.of_split[k]
+        if calls is None or not stream.shares_calls or not len(calls) == len(known) == len(fused):
             return None
         if not any(old.support is new.support for old, new in zip(before, split.steps, strict=True)):
             return None  # all sizes have changed
         same = self.same
-        equal = [
+        same_step = [
             old.support is new.support and same[new.out.storage] and old.out == new.out and old.srcs == new.srcs
             and all(same[source.storage] for source in new.srcs)
             for old, new in zip(before, split.steps, strict=True)
         ]  # fmt: skip
-        if fused is not None:
-            known = self.earlier.groups.of_split[k]
-            equal = [
-                known is not None and known[g] == group and all(equal[i] for i in group.indices)
-                for g, group in enumerate(fused)
-            ]
+        equal = [old == new and all(same_step[i] for i in new[0]) for old, new in zip(known, fused, strict=True)]
         if not plain:
             equal[-1] = False
         return [

@@ -183,7 +183,7 @@ class Action(NamedTuple):
         target: whose stream does it, or is waited for.
         split: to which split it belongs.
         copy: the copy, of copies.
-        groups: of plans, the fused groups; ``None``: each step is a group.
+        groups: of plans, the groups.
         plan: the plan.
         tensor: of feeds, the input.
     """
@@ -192,14 +192,9 @@ class Action(NamedTuple):
     target: Target
     split: Split | None
     copy: Copy | None = None
-    groups: Sequence[FusedGroup] | None = None
+    groups: Sequence[FusedGroup] = ()
     plan: Plan | None = None
     tensor: Tensor | None = None
-
-    @property
-    def indices(self) -> list[tuple[int, ...]] | None:
-        """Of plans, the indices of the steps of each fused group; ``None``: each step is a group."""
-        return None if self.groups is None else [group.indices for group in self.groups]
 
 
 def make_calls(calls: Iterator[Call]) -> None:

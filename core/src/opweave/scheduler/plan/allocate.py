@@ -15,7 +15,7 @@ from opweave.scheduler.plan.splits import Partition, SplitStep
 
 if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.plan.fuse import Groups
+    from opweave.scheduler.plan.fuse import FusedGroup, Groups
     from opweave.scheduler.plan.splits import Copy, Split
 
 __all__ = ["END", "Lifetimes", "MemoryPlan", "Scratch", "allocate", "lifetimes", "memory_use"]
@@ -169,7 +169,7 @@ def _workspaces(
     """Target index -> ((split, group), bytes, moment) of every workspace."""
     wanted: dict[int, list[tuple[tuple[int, int], int, int]]] = {}
     for split, grouped, start in zip(partition.splits, groups.of_split, times, strict=True):
-        sizes = [item.support.workspace for item in split.steps] if grouped is None else [g.workspace for g in grouped]
+        sizes = [group.workspace for group in grouped]
         if any(sizes):
             wanted.setdefault(split.target.index, []).extend(
                 [((split.index, g), size, start + 1 + g) for g, size in enumerate(sizes) if size]
@@ -197,7 +197,7 @@ def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
     times: list[int] = []
     for split in splits:
         times.append(timeline.start(split))
-        timeline.groups(split, groups.indices(split))
+        timeline.groups(split, groups.of_split[split.index])
         timeline.end(split)
     for output in partition.outputs:
         if output is not None:
@@ -261,12 +261,12 @@ class _Timeline:
                 self._added.clear()
             self._added.update([view.storage for view in (copy.src, *copy.terms)])
 
-    def groups(self, split: Split, grouping: Sequence[tuple[int, ...]]) -> None:
-        """The groups of a split, each the numbers of its steps, in one moment."""
+    def groups(self, split: Split, groups: Sequence[FusedGroup]) -> None:
+        """The groups of a split, each in one moment."""
         moment, birth, death, planned = self.moment, self.birth, self.death, split.steps
-        for group in grouping:
+        for indices, _, _ in groups:
             moment += 1
-            for index in group:
+            for index in indices:
                 item = planned[index]
                 out = item.out.storage
                 if birth[out] < 0:
@@ -274,8 +274,8 @@ class _Timeline:
                 death[out] = moment
                 for source in item.srcs:
                     death[source.storage] = moment
-            if len(group) == 1 and planned[group[0]].support.inplace:
-                self.inplace.append((moment, split.index, group[0]))
+            if len(indices) == 1 and item.support.inplace:
+                self.inplace.append((moment, split.index, index))
         self.moment = moment
 
     def end(self, split: Split) -> None:

@@ -5,9 +5,9 @@ Steps are fused before memory is planned: a value that is used only inside of on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import cached_property
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from operator import and_, attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -40,22 +40,29 @@ class Groups(NamedTuple):
     """How the steps of a partition are grouped.
 
     Attributes:
-        of_split: for every split its groups, ``None``: each step is a group of its own.
+        of_split: for every split its groups.
         internal: storage ids of values that live only inside of one group. They get no memory.
     """
 
-    of_split: Sequence[Sequence[FusedGroup] | None]
+    of_split: Sequence[Sequence[FusedGroup]]
     internal: Set[int]
-
-    def indices(self, split: Split) -> list[tuple[int, ...]]:
-        """The indices of the steps of every group of a split."""
-        groups = self.of_split[split.index]
-        return [(i,) for i in range(len(split.steps))] if groups is None else [group.indices for group in groups]
 
 
 def unfused(partition: Partition) -> Groups:
     """Each step as a group of its own."""
-    return Groups([None] * len(partition.splits), frozenset())
+    return Groups([_alone(split) for split in partition.splits], frozenset())
+
+
+def _alone(split: Split) -> list[FusedGroup]:
+    plain = type(split.target.stream)._bind is Stream._bind
+    choices = [support.choice if plain else None for support in map(_SUPPORT, split.steps)]
+    kernels = [None if choice is None else choice.kernel for choice in choices]
+    return _singles_as_groups([item.support.workspace for item in split.steps], kernels)
+
+
+def _singles_as_groups(workspaces: Iterable[int], kernels: Iterable[Kernel | None]) -> list[FusedGroup]:
+    fields = zip(zip(count()), workspaces, kernels, strict=False)
+    return list(map(tuple.__new__, repeat(FusedGroup), fields))
 
 
 def fuse(partition: Partition) -> Groups:
@@ -67,7 +74,7 @@ def fuse(partition: Partition) -> Groups:
     if all(_fuses_nothing(split) for split in partition.splits):
         return unfused(partition)
     asked = _Asked(partition)
-    grouped = [None if _fuses_nothing(split) else _groups(split, partition, asked) for split in partition.splits]
+    grouped = [_alone(s) if _fuses_nothing(s) else _groups(s, partition, asked) for s in partition.splits]
     return Groups(grouped, _internal(partition, grouped))
 
 
@@ -156,8 +163,7 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
     singles = _singles(split, asked, uniform=not partition.copies)
     loose = [single is None or single.fuses for single in singles]
     if None not in singles and not any(map(and_, loose, islice(loose, 1, None))):
-        fields = zip(zip(range(len(planned))), map(_WORKSPACE, singles), map(_KERNEL, singles), strict=True)
-        return list(map(new, repeat(FusedGroup), fields))
+        return _singles_as_groups(map(_WORKSPACE, singles), map(_KERNEL, singles))
     run: list[int] = []  # steps in a row that may share groups
 
     def end() -> None:
@@ -206,7 +212,6 @@ def _singles(split: Split, asked: _Asked, *, uniform: bool) -> list[Single | Non
 
 
 _SUPPORT: Final = itemgetter(4)  # of a `SplitStep`
-_INDICES: Final = itemgetter(0)  # of a `FusedGroup`
 _WORKSPACE, _KERNEL = attrgetter("workspace"), attrgetter("kernel")  # of a `Single`
 _STRIDES: Final = itemgetter(4)  # of a `StorageView`
 
@@ -230,14 +235,12 @@ def _same_memory(partition: Partition) -> dict[int, tuple[int, int]]:
     return same
 
 
-def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | None]) -> set[int]:
+def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup]]) -> set[int]:
     """Storage ids that only the group which makes them reads."""
-    if all(groups is None or max(map(len, map(_INDICES, groups)), default=1) == 1 for groups in grouped):
-        return set()
     made = {
         split.steps[i].out.storage: group
         for split, groups in zip(partition.splits, grouped, strict=True)
-        for group in groups or () if len(group.indices) > 1
+        for group in groups if len(group.indices) > 1
         for i in group.indices if partition.arena_of[split.steps[i].out.storage] >= 0
     }  # fmt: skip
     if not made:
@@ -247,9 +250,6 @@ def _internal(partition: Partition, grouped: Sequence[Sequence[FusedGroup] | Non
     outside |= {split.observed[1].storage for split in partition.splits if split.observed is not None}
     outside |= {output.storage for output in partition.outputs if output is not None}
     for split, groups in zip(partition.splits, grouped, strict=True):
-        if groups is None:
-            outside.update([source.storage for item in split.steps for source in item.srcs])
-            continue
         for group in groups:
             for i in group.indices:
                 for source in split.steps[i].srcs:

@@ -56,8 +56,8 @@ def settle_failure(
     elif action is not None and action.kind == "plan" and action.split is not None:
         first, last = 0, len(action.split.steps)
         if step is not None and step.step is not None:
-            group = (step.step,) if action.indices is None else action.indices[step.step]
-            first, last = group[0], group[-1] + 1
+            indices = action.groups[step.step].indices
+            first, last = indices[0], indices[-1] + 1
             node = action.split.steps[first].node
         writers += _written(action.split, first, last)
     writers += written_by([split for split in splits if anywhere or split.target in unfinished])

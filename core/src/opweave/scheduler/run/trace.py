@@ -69,12 +69,12 @@ def _timed(action: Action) -> Any:
     split, plan = action.split, action.plan
     assert split is not None
     assert plan is not None
-    groups = action.indices or [(i,) for i in range(len(split.steps))]
+    groups = action.groups
 
     def around(index: int, call: Call) -> Call:
         if inner.is_async or len(groups) != plan.size:
             return call
-        planned = [split.steps[i] for i in groups[index]]
+        planned = [split.steps[i] for i in groups[index].indices]
         last = planned[-1].node
         name = last.name if last is not None else "pack"
         data = {"device": action.target.name, "op": "+".join(item.op for item in planned)}
@@ -113,6 +113,6 @@ def _text(action: Action, step: int | None) -> str:
         return f"{action.kind} of {action.copy.tensor.describe()} on {device}"
     if action.split is None:
         return f"work on {device}"
-    groups = action.indices or [(i,) for i in range(len(action.split.steps))]
-    node = action.split.steps[groups[step][0]].node if step is not None and step < len(groups) else None
+    groups = action.groups
+    node = action.split.steps[groups[step].indices[0]].node if step is not None and step < len(groups) else None
     return f"{node.describe()} on {device}" if node is not None else f"split {action.split.index} on {device}"
