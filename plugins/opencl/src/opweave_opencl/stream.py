@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from struct import pack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,9 +18,11 @@ from opweave_opencl.events import complete
 from opweave_opencl.fusing import fuse
 from opweave_opencl.indices import IndexChecks
 from opweave_opencl.kernel_objects import new_kernel, set_bytes
+from opweave_opencl.kernels.calls import in_order
 from opweave_opencl.kernels.pointwise import bind_pointwise
 from opweave_opencl.mapping import rectangle
 from opweave_opencl.profiling import Profiler
+from opweave_opencl.tuning import GROUPS
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -83,6 +86,9 @@ class OpenCLStream(Stream):
     ) -> Call:
         """The call that runs a kernel over ``size`` work-items (rounded up to whole groups).
 
+        Every device takes as many groups as ``GROUPS`` may be along the second and the third axis; a range of more is
+        launched in parts, which have the global ids of the whole.
+
         The kernel takes the operands' buffers in order and then one struct by value: ``words`` as 64-bit integers
         followed by ``floats`` as 32-bit ones, padded to a multiple of eight bytes.
         """
@@ -101,10 +107,16 @@ class OpenCLStream(Stream):
             raise translate(error, self.device.name, f"preparing the kernel {kernel}") from error
         whole = tuple([-(-n // g) * g for n, g in zip(size, group, strict=True)])
         sizes = self._sizes.setdefault
-        call = partial(cl.enqueue_nd_range_kernel, self.queue, bound, sizes(whole, whole), sizes(group, group))
-        # Setting an argument does not make the driver keep the buffer; the call does.
-        vars(call)["memory"] = memory
-        return call if self._profiler is None else self._profiler.timed(call, self._binding or kernel, kernel)
+        calls: list[Call] = []
+        for begin, part in _parts(whole, group):
+            call = partial(cl.enqueue_nd_range_kernel, self.queue, bound, sizes(part, part), sizes(group, group))
+            if any(begin):
+                call = partial(call, begin)
+            # Setting an argument does not make the driver keep the buffer; the call does.
+            vars(call)["memory"] = memory
+            timed = None if self._profiler is None else self._profiler.timed(call, self._binding or kernel, kernel)
+            calls.append(timed or call)
+        return in_order(calls)
 
     def _memory(self, arg: Arg) -> Any:
         buffer = arg.buffer
@@ -256,3 +268,14 @@ class OpenCLStream(Stream):
     def _close(self) -> None:
         self._transfers.clear()
         self.indices.close()
+
+
+def _parts(size: Sizes, group: Sizes) -> list[tuple[Sizes, Sizes]]:
+    """Where each part of a range begins, and its work-items: one part, but for ranges of very many groups."""
+    most = GROUPS.largest
+    if all(n <= most * g for n, g in zip(size[1:], group[1:], strict=True)):
+        return [((0,), size)]
+    cuts = [[(0, size[0])]]
+    for n, g in zip(size[1:], group[1:], strict=True):
+        cuts.append([(begin, min(most * g, n - begin)) for begin in range(0, n, most * g)])
+    return [(tuple([begin for begin, _ in cut]), tuple([n for _, n in cut])) for cut in product(*cuts)]
