@@ -61,7 +61,8 @@ def of_task(task: models.Task, device: str) -> Callable[[], Any]:
 
 
 def of_training(name: str, device: str) -> Callable[[], Any]:
-    return training.ours(training.tasks()[name], device, 1 << 40)[1]
+    # A batch that is learnt by heart has gradients so small that processors compute with them at half the speed.
+    return training.ours(training.tasks()[name], device, 1 << 40, rate=0.0)[1]
 
 
 def of_ocr(device: str) -> Callable[[], Any]:

@@ -126,13 +126,13 @@ def _step(trainer: training.Trainer, batch: dict[str, Array]) -> None:
     trainer._train([batch], 32, last=True, start=0.0)()
 
 
-def ours(task: Task, device: str, limit: int) -> tuple[training.Trainer, Callable[[], Any]]:
+def ours(task: Task, device: str, limit: int, rate: float = RATE) -> tuple[training.Trainer, Callable[[], Any]]:
     """A trainer, and a step of it, in at most ``limit`` bytes if that is possible."""
     states = 3 * sum(a.nbytes for a in task.arrays.values())
     for temporaries in (max(limit - states, 0), None):
         params = text.states(task.arrays)
         made = training.Trainer(
-            lambda w=params, **inputs: task.ours(**inputs, w=w), training.AdamW(params), RATE, batch=32,
+            lambda w=params, **inputs: task.ours(**inputs, w=w), training.AdamW(params), rate, batch=32,
             devices=ow.Scheduler([device, "host"], memory_limit=temporaries),
         )  # fmt: skip
         try:

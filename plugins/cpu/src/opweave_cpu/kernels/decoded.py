@@ -24,7 +24,7 @@ def _workspace(step: Step) -> Arrays:
     out, (x, w, *_) = step.out, step.srcs
     outputs, inputs = w.shape
     rows = x.size // inputs
-    turned = is_turned(rows, inputs, outputs, f32)
+    turned = is_turned(rows, f32)
     return {
         "packed": (f32, (0 if lies_ready(x, f32) else rows, inputs)),
         "results": (f32, (0 if lies_ready(out, f32) and not turned else rows * outputs,)),
@@ -40,10 +40,9 @@ def linear_of_decoded(
     stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, *, blocks: Any = None, **scratch: Arg
 ) -> Call:
     packed, results, ordered = [scratch.get(name) for name in ("packed", "results", "ordered")]
-    outputs, inputs = w.shape
-    left, weight = (packed or x).view.reshape(-1, inputs), w.handle
+    left, weight = (packed or x).view.reshape(-1, w.shape[1]), w.handle
     into = (results or out).view.reshape(-1)
-    turned = is_turned(len(left), inputs, outputs, f32)
+    turned = is_turned(len(left), f32)
     lead = out.shape[:-1]
 
     def product() -> None:
