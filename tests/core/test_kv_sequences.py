@@ -161,6 +161,33 @@ def test_a_fork_begins_as_its_origin_and_goes_on_alone(device, blocks):
     decoder.feed({other: 1})
 
 
+@pytest.mark.parametrize("blocks", [None, 9])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fork_begins_with_the_first_tokens_of_its_origin(device, blocks):
+    where = found(device)
+    decoder = Decoder(with_host(where), layers=2, window=[None, 12], blocks=blocks, device=where)
+    kv = decoder.kv
+    first = kv.join()
+    decoder.feed({first: 11})
+    for length in (8, 9, 10):
+        other = kv.fork(first, length)
+        decoder.seen[other] = tuple(x[:, :length] for x in decoder.seen[first])
+        assert kv.tokens(other) == [1] * length
+        assert kv.free_sequences == 1
+        assert kv.free_blocks == (0 if blocks is None else 7 if length == 8 else 6)
+        decoder.feed({other: 1})
+        decoder.feed({other: 7})
+        kv.release(other)
+    decoder.feed({first: 4})
+    other = kv.fork(first, 14)
+    decoder.seen[other] = tuple(x[:, :14] for x in decoder.seen[first])
+    decoder.feed({other: 1, first: 1})
+    for length, message in ((5, "windows keep the last 12"), (17, "cannot be cut to 17"), (1.5, "cannot be cut")):
+        with pytest.raises(ow.BoundsError, match=message):
+            kv.fork(first, length)
+    assert kv.free_sequences == 1
+
+
 def test_a_shared_block_is_copied_before_it_is_cut():
     decoder = Decoder(["host"], layers=1, blocks=6)
     kv = decoder.kv

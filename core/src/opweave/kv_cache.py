@@ -216,6 +216,11 @@ class KVCache:
         """Blocks that no sequence has taken; 0 of a cache that was made without ``blocks``."""
         return len(self._free)
 
+    @property
+    def free_sequences(self) -> int:
+        """How many sequences can `join`."""
+        return int(np.count_nonzero(~self._joined))
+
     def join(self) -> int:
         """The number of a new, empty sequence; raises `BoundsError` where none is free."""
         free = np.flatnonzero(~self._joined)
@@ -241,36 +246,42 @@ class KVCache:
                 see: a sequence longer than a window is cut by one token, or to 0; no block is free for the copy of one
                 that another sequence shares. Nothing has changed.
         """
-        slot = self._slot(sequence)
-        before, table = int(self._lengths[slot]), self._tables[slot]
-        if not isinstance(length, (int, np.integer)) or not 0 <= length <= before:
-            raise BoundsError(f"sequence {slot} has {before} tokens; it cannot be cut to {length!r:.60}")
-        least = min((ring for ring in self._rings if ring), default=before)
-        if 0 < length < before - 1 and before > least:
-            raise BoundsError(f"sequence {slot} has {before} tokens, of which windows keep the last {least}: it can be "
-                              f"cut to {before - 1} or to 0, not to {length}")  # fmt: skip
-        kept = -(-int(length) // self._room)
+        slot, before, length = self._cut(sequence, length)
+        table = self._tables[slot]
+        kept = -(-length // self._room)
         shared = self._paged and length % self._room and self._uses[table[kept - 1]] > 1
         if shared and not self._free and all(self._uses[block] > 1 for block in table[kept:]):
             raise BoundsError(f"sequence {slot} shares the block that it is cut in, and none is free for a copy of it")
         for each, ring in self._states:
-            for first, count in self._rows(ring, slot, int(length), before):
+            for first, count in self._rows(ring, slot, length, before):
                 if ring or not self._paged or self._uses[first // self._room] == 1:
                     _erase(each, first, count)
         self._lengths[slot] = length
-        del self._tokens[slot][int(length) :]
+        del self._tokens[slot][length:]
         if self._paged:
             for block in reversed(table[kept:]):
                 self._let_go(block)
             del table[kept:]
         if shared:
             begin, old = (kept - 1) * self._room, table[-1]
-            rows = [(each, [read_leaf(each[a : a + n]) for a, n in self._rows(0, slot, begin, int(length))])
+            rows = [(each, [read_leaf(each[a : a + n]) for a, n in self._rows(0, slot, begin, length)])
                     for each, ring in self._states if not ring]  # fmt: skip
             table[-1] = self._taken_block()
             self._let_go(old)
             for each, values in rows:
-                self._write(each, self._rows(0, slot, begin, int(length)), np.concatenate(values))
+                self._write(each, self._rows(0, slot, begin, length), np.concatenate(values))
+
+    def _cut(self, sequence: int, length: int) -> tuple[int, int, int]:
+        """A sequence, its length, and the one that it is to be cut to, where it can be; or `BoundsError`."""
+        slot = self._slot(sequence)
+        before = int(self._lengths[slot])
+        if not isinstance(length, (int, np.integer)) or not 0 <= length <= before:
+            raise BoundsError(f"sequence {slot} has {before} tokens; it cannot be cut to {length!r:.60}")
+        least = min((ring for ring in self._rings if ring), default=before)
+        if 0 < length < before - 1 and before > least:
+            raise BoundsError(f"sequence {slot} has {before} tokens, of which windows keep the last {least}: it can be "
+                              f"cut to {before - 1} or to 0, not to {length}")  # fmt: skip
+        return slot, before, int(length)
 
     def _taken_block(self) -> int:
         block = self._free.pop()
@@ -303,28 +314,32 @@ class KVCache:
             )
             at += count
 
-    def fork(self, sequence: int) -> int:
-        """The number of a new sequence that begins as ``sequence`` is now; both go on independently.
+    def fork(self, sequence: int, length: int | None = None) -> int:
+        """The number of a new sequence that begins as ``sequence`` is now, or with its first ``length`` tokens; both go
+        on independently.
 
         With ``blocks`` the two share all full blocks, so that a common beginning is stored once, and only what fills a
         block in part is copied. Without them, and in rings, keys and values are copied. Waits as `truncate` does.
 
         Raises:
-            BoundsError: no such sequence, no free one, or no free block. Nothing has changed.
+            BoundsError: no such sequence, no free one, or no free block; a length to which `truncate` would not cut it.
+                Nothing has changed.
         """
-        slot = self._slot(sequence)
-        length, table = int(self._lengths[slot]), self._tables[slot]
+        length = len(self._tokens[self._slot(sequence)]) if length is None else length
+        slot, before, length = self._cut(sequence, length)
+        table = self._tables[slot]
         whole = length // self._room if self._paged else 0
-        if len(table) > whole and self._paged and not self._free:
+        part = table[whole : -(-length // self._room)]
+        if part and self._paged and not self._free:
             raise BoundsError(f"sequence {slot} fills a block in part, and none is free for a copy of it")
         new = self.join()
-        self._lengths[new], self._tokens[new] = length, self._tokens[slot].copy()
+        self._lengths[new], self._tokens[new] = length, self._tokens[slot][:length]
         if self._paged:
             self._uses[table[:whole]] += 1
-            self._tables[new] = [*table[:whole], *[self._taken_block() for _ in table[whole:]]]
+            self._tables[new] = [*table[:whole], *[self._taken_block() for _ in part]]
         try:
             for each, ring in self._states:
-                begin = 0 if ring else whole * self._room
+                begin = max(0, before - ring) if ring else whole * self._room
                 for (first, count), (to, _) in zip(
                     self._rows(ring, slot, begin, length), self._rows(ring, new, begin, length), strict=True
                 ):
