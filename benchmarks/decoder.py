@@ -1,9 +1,10 @@
 """A prompt and single tokens of a GGUF model, by opweave and by llama.cpp in one process, in turns.
 
-    python benchmarks/decoder.py m.gguf [--devices cpu ...] [--prompt 512] [--contexts 100 1000] [--json]
+    python benchmarks/decoder.py m.gguf [--devices cpu ...] [--contexts 100 1000] [--steps 16] [--json]
 
-Needs llama-cpp-python. Both use as many threads, f16 keys and values, and round activations to 8 bits beside quantized
-weights. Prints tokens a second, the best of the rounds, and our rate over llama.cpp's.
+Both use as many threads, f16 keys and values, and round activations to 8 bits beside quantized weights. Prints tokens a
+second, the best of the rounds; our rate over llama.cpp's, where llama-cpp-python is installed; and the slowest step as
+a multiple of the median, in the best round: ``--steps 500`` shows how even many are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
@@ -20,24 +22,30 @@ import numpy as np
 import opweave_models
 
 ROUNDS = 3
-STEPS = 16
-Measure = Callable[[list[int], int], tuple[float, float]]
+Measure = Callable[[list[int], int], tuple[float, float, float]]
+
+
+def rates(prompt: list[int], begin: float, times: list[float]) -> tuple[float, float, float]:
+    """Tokens a second of a prompt and of steps, and the slowest step over the median; from when each ended."""
+    steps = np.diff(times)
+    return len(prompt) / (times[0] - begin), len(steps) / steps.sum(), steps.max() / np.median(steps)
 
 
 def ours(path: str, device: str, context: int) -> Measure:
     model = opweave_models.load(path, device, context=context, kv="f16", precision="int8")
     model.warm()
 
-    def measure(ids: list[int], steps: int) -> tuple[float, float]:
+    def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
         with model.session() as session:
             session.feed(ids)
             begin = perf_counter()
             token = int(session.logits().argmax())
-            first = perf_counter()
+            times = [perf_counter()]
             for _ in range(steps):
                 session.feed([token])
                 token = int(session.logits().argmax())
-            return len(ids) / (first - begin), steps / (perf_counter() - first)
+                times.append(perf_counter())
+            return rates(ids, begin, times)
 
     return measure
 
@@ -48,17 +56,18 @@ def theirs(path: str, threads: int, context: int) -> Measure:
     options = {"n_batch": 512, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
     model: Any = llama_cpp.Llama(path, n_ctx=context, **options)
 
-    def measure(ids: list[int], steps: int) -> tuple[float, float]:
+    def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
         model.reset()
         model._ctx.kv_cache_clear()
         begin = perf_counter()
         model.eval(ids)
         token = int(np.ctypeslib.as_array(model._ctx.get_logits(), (model.n_vocab(),)).argmax())
-        first = perf_counter()
+        times = [perf_counter()]
         for _ in range(steps):
             model.eval([token])
             token = int(np.ctypeslib.as_array(model._ctx.get_logits(), (model.n_vocab(),)).argmax())
-        return len(ids) / (first - begin), steps / (perf_counter() - first)
+            times.append(perf_counter())
+        return rates(ids, begin, times)
 
     return measure
 
@@ -68,28 +77,31 @@ def main() -> None:
     parser.add_argument("path")
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[100, 1000])
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    longest = max(args.contexts) + STEPS + 1
-    runners = {"llama.cpp": theirs(args.path, args.threads, longest)}
+    longest = max(args.contexts) + args.steps + 1
+    runners = {"llama.cpp": theirs(args.path, args.threads, longest)} if find_spec("llama_cpp") else {}
     runners |= {device: ours(args.path, device, longest) for device in args.devices}
     vocabulary = opweave_models.open_model(args.path).config.vocabulary
     rows: list[dict[str, Any]] = []
     for context in args.contexts:
         ids = np.random.default_rng(0).integers(5, vocabulary, context).tolist()
-        best = dict.fromkeys(runners, (0.0, 0.0))
+        best = dict.fromkeys(runners, (0.0, 0.0, np.inf))
         for _ in range(ROUNDS):
             for name, run in runners.items():
-                prompt, answer = run(ids, STEPS)
-                best[name] = max(prompt, best[name][0]), max(answer, best[name][1])
-        for name, (prompt, answer) in best.items():
-            ratio = [rate / peer for rate, peer in zip((prompt, answer), best["llama.cpp"], strict=True)]
-            rows.append({"context": context, "runner": name, "prompt": prompt, "answer": answer,
+                prompt, answer, slowest = run(ids, args.steps)
+                best[name] = max(prompt, best[name][0]), max(answer, best[name][1]), min(slowest, best[name][2])
+        for name, (prompt, answer, slowest) in best.items():
+            peer = best.get("llama.cpp")
+            ratio = (prompt / peer[0], answer / peer[1]) if peer else (None, None)
+            rows.append({"context": context, "runner": name, "prompt": prompt, "answer": answer, "slowest": slowest,
                          "prompt_ratio": ratio[0], "answer_ratio": ratio[1]})  # fmt: skip
             if not args.json:
-                print(f"{context:6} tokens  {name:12} prompt {prompt:8,.0f}/s ({ratio[0]:.2f})  "
-                      f"answer {answer:6.1f}/s ({ratio[1]:.2f})", flush=True)  # fmt: skip
+                beside = [f" ({each:.2f})" if each else "" for each in ratio]
+                print(f"{context:6} tokens  {name:12} prompt {prompt:8,.0f}/s{beside[0]}  answer {answer:6.1f}/s"
+                      f"{beside[1]}  slowest step {slowest:.2f} medians", flush=True)  # fmt: skip
     if args.json:
         print(json.dumps(rows))
 

@@ -182,7 +182,7 @@ def test_a_fork_begins_with_the_first_tokens_of_its_origin(device, blocks):
     other = kv.fork(first, 14)
     decoder.seen[other] = tuple(x[:, :14] for x in decoder.seen[first])
     decoder.feed({other: 1, first: 1})
-    for length, message in ((5, "windows keep the last 12"), (17, "cannot be cut to 17"), (1.5, "cannot be cut")):
+    for length, message in ((5, "windows keep the last 12"), (17, "cannot be cut to 17"), (-1, "cannot be cut")):
         with pytest.raises(ow.BoundsError, match=message):
             kv.fork(first, length)
     assert kv.free_sequences == 1

@@ -57,6 +57,21 @@ def test_chat_answers_as_the_model_does(served, client):
     assert client.models.list().data[0].id
 
 
+def test_a_chat_that_goes_on_tells_what_was_not_computed_again(client):
+    messages = [{"role": "user", "content": "the one other in the one"}]
+    options = {"model": "m", "max_tokens": 4, "temperature": 0}
+    answer = client.chat.completions.create(messages=messages, **options)
+    again = client.chat.completions.create(messages=messages, **options)
+    assert again.choices[0].message.content == answer.choices[0].message.content
+    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+    messages += [{"role": "assistant", "content": "other"}, {"role": "user", "content": "in"}]
+    *_, last = client.chat.completions.create(
+        messages=messages, **options, stream=True, stream_options={"include_usage": True}
+    )
+    known = last.usage.prompt_tokens_details.cached_tokens
+    assert answer.usage.prompt_tokens <= known < last.usage.prompt_tokens
+
+
 def test_completions_list_probabilities(client):
     answer = client.completions.create(model="m", prompt="in the", max_tokens=4, temperature=0, logprobs=2)
     assert answer.choices[0].finish_reason in ("stop", "length")

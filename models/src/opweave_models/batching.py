@@ -10,29 +10,40 @@ from time import monotonic
 from typing import Any, Final
 
 from opweave.errors import Cancelled, LifetimeError, OpweaveError, SchedulerError
-from opweave_models.model import Model
+from opweave_models.model import CHUNK, Model
 from opweave_models.sampling import Answer, Piece, Sampling
 
 __all__ = ["Batcher", "Request"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One answer that a client waits for. Made by `Batcher.submit`; iterate over it for the pieces.
 
     Attributes:
         prompt: ids before the answer.
+        cached: how many of them were not computed for this answer, since another one had begun with them.
+        left: the ids that are fed next: the rest of the prompt, then the latest token of the answer.
+        begun: there is a token of the answer.
     """
 
     prompt: Sequence[int]
     answer: Answer
     deadline: float
+    cached: int = 0
+    left: list[int] = field(default_factory=list)
+    begun: bool = False
     pieces: queue.SimpleQueue[Piece | OpweaveError] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
         """The client went away: the answer ends after the step in progress."""
         self.cancelled.set()
+
+    @property
+    def over(self) -> bool:
+        """It was cancelled, or took too long."""
+        return self.cancelled.is_set() or monotonic() > self.deadline
 
     def __iter__(self) -> Iterator[Piece]:
         while True:
@@ -45,11 +56,13 @@ class Request:
 
 
 class Batcher:
-    """Runs the answers of several clients. Prompts are fed one at a time, in between the others' steps; every step
-    gives one token to all that are being answered. As many at a time as the model has sequences; others wait in order.
+    """Runs the answers of several clients. Every step gives one token to all that are being answered; in between, one
+    chunk of one prompt is computed, so that a long one delays the others by a chunk at a time. The beginning that a
+    prompt has in common with another sequence is not computed again (`Model.join`). As many at a time as the model has
+    sequences; others wait in order.
 
     Args:
-        model: it must not be used otherwise meanwhile.
+        model: sessions of one's own take places from the clients.
         waiting: how many requests may wait.
         timeout: seconds after which a request is ended.
     """
@@ -59,7 +72,7 @@ class Batcher:
         self._timeout: Final = timeout
         self._most: Final = waiting
         self._waiting: Final[list[Request]] = []
-        self._running: dict[int, tuple[Request, int]] = {}  # sequence -> its request, and its latest token
+        self._running: Final[dict[int, Request]] = {}
         self._changed: Final = threading.Condition()
         self._closed = False
         self._thread: Final = threading.Thread(target=self._loop, name="opweave-models-batcher", daemon=True)
@@ -100,64 +113,72 @@ class Batcher:
         return len(self._running), len(self._waiting)
 
     def _loop(self) -> None:
-        while True:
+        try:
+            while self._pass():
+                pass
+        finally:  # also where an error of a kind that is not expected ends the thread
             with self._changed:
-                while not (self._waiting or self._running or self._closed):
-                    self._changed.wait()
-                if self._closed:
-                    break
-                free = len(self._running) < self.model.plan.sequences
-                joining = self._waiting.pop(0) if self._waiting and free else None
-            if joining is not None:
-                self._join(joining)
-            if self._running:
-                self._step()
-        for request, _ in self._running.values():
-            request.pieces.put(LifetimeError("the server is shutting down"))
-        for request in self._waiting:
-            request.pieces.put(LifetimeError("the server is shutting down"))
+                self._closed = True
+            for request in (*self._running.values(), *self._waiting):
+                request.pieces.put(LifetimeError("the server is shutting down"))
+
+    def _pass(self) -> bool:
+        """A chunk of a prompt, and a step of all answers; ``False``: the batcher was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            if self._closed:
+                return False
+            for request in [request for request in self._waiting if request.over]:
+                self._waiting.remove(request)
+                request.pieces.put(Cancelled("the request was ended before it began"))
+            free = len(self._running) < self.model.plan.sequences
+            # Prompts that come one after the other share their beginnings, also if they came together.
+            joins = self._waiting and free and all(request.begun for request in self._running.values())
+            joining = self._waiting.pop(0) if joins else None
+        if joining is not None:
+            self._join(joining)
+        for begun in (False, True):
+            self._advance([sequence for sequence, request in self._running.items() if request.begun is begun])
+        return True
 
     def _join(self, request: Request) -> None:
-        """Compute a prompt, and the first token of its answer."""
-        if request.cancelled.is_set() or monotonic() > request.deadline:
-            request.pieces.put(Cancelled("the request was ended before it began"))
-            return
-        sequence = self.model.decoder_cache().join()
         try:
-            logits = self.model.advance({sequence: request.prompt})[sequence]
-            piece = request.answer.accept(logits)
+            sequence = self.model.join(request.prompt)
         except OpweaveError as error:
-            self.model.decoder_cache().release(sequence)
             request.pieces.put(error)
             return
-        self._running[sequence] = request, piece.token
-        self._give(sequence, request, piece)
+        request.cached = int(self.model.decoder_cache().lengths[sequence])
+        request.left = list(request.prompt[request.cached :])
+        self._running[sequence] = request
 
-    def _step(self) -> None:
-        """One token for every answer."""
-        for sequence, (request, _) in list(self._running.items()):
-            if request.cancelled.is_set() or monotonic() > request.deadline:
-                self._end(sequence)
-                request.pieces.put(Piece("", 0, reason="cancelled"))
-        if not self._running:
+    def _advance(self, sequences: Sequence[int]) -> None:
+        """Feed what comes next: a chunk of a prompt, or the latest tokens of answers; give what follows."""
+        if not sequences:
             return
         try:
-            found = self.model.advance({sequence: [token] for sequence, (_, token) in self._running.items()})
-        except OpweaveError as error:  # nobody's answer can go on
-            for sequence, (request, _) in list(self._running.items()):
-                self._end(sequence)
-                request.pieces.put(error)
+            found = self.model.advance({sequence: self._running[sequence].left[:CHUNK] for sequence in sequences})
+        except OpweaveError as error:  # none of these answers can go on
+            for sequence in sequences:
+                self._end(sequence, error)
             return
-        for sequence, (request, _) in list(self._running.items()):
-            piece = request.answer.accept(found[sequence])
-            self._running[sequence] = request, piece.token
-            self._give(sequence, request, piece)
+        for sequence, logits in found.items():
+            request = self._running[sequence]
+            del request.left[:CHUNK]
+            if request.left:
+                if request.over:
+                    self._end(sequence, Cancelled("the request was ended before its first token"))
+                continue
+            try:
+                piece = request.answer.accept(logits, cancelled=request.over)
+            except OpweaveError as error:
+                self._end(sequence, error)
+                continue
+            request.left, request.begun = [piece.token], True
+            if piece.reason is None:
+                request.pieces.put(piece)
+            else:
+                self._end(sequence, piece)
 
-    def _give(self, sequence: int, request: Request, piece: Piece) -> None:
-        if piece.reason is not None:
-            self._end(sequence)
-        request.pieces.put(piece)
-
-    def _end(self, sequence: int) -> None:
-        del self._running[sequence]
-        self.model.decoder_cache().release(sequence)
+    def _end(self, sequence: int, last: Piece | OpweaveError) -> None:
+        self.model.release(sequence)
+        self._running.pop(sequence).pieces.put(last)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import eq
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
-from opweave.errors import BoundsError, FormatError, LifetimeError, UnsupportedOpError
+from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnsupportedOpError
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave_models.chat import BUILT_IN, Message, Template
@@ -138,6 +139,8 @@ class Model:
         self._template = template
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
+        self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
+        self._window: Final = self.config.window if any(self.config.windowed) else plan.context
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
@@ -226,6 +229,53 @@ class Model:
             raise
         return {sequence: logits[batch.rows[sequence]] for sequence in tokens}
 
+    # --- sequences --------------------------------------------------------------------------------------------------
+
+    def join(self, prompt: Sequence[int] = ()) -> int:
+        """The number of a new sequence for a prompt, with as many of its tokens, though never the last, as another one
+        has computed, in use or kept: ``prompt[cache.lengths[number]:]`` is left to compute.
+
+        A ring has only the last tokens of a sequence that is longer than a window, so that such a one serves where the
+        prompt begins with all of it, but for its last token.
+
+        Raises:
+            BoundsError: all sequences are in use.
+        """
+        with self.lock:
+            cache = self.decoder_cache()
+            found: dict[int, int] = {}
+            for sequence in np.flatnonzero(cache.lengths).tolist():
+                tokens = cache.tokens(sequence)
+                count = [*map(eq, tokens, prompt[:-1]), False].index(False)
+                if count >= len(tokens) - 1 or len(tokens) <= self._window:
+                    found[sequence] = count
+            best = max(found, key=lambda sequence: (found[sequence], sequence in self._kept), default=None)
+            if best is None or not found[best]:
+                self.free_place()
+                return cache.join()
+            whole = found[best] >= cache.lengths[best] - 1
+            if best in self._kept and (whole or (best == self._kept[0] and not cache.free_sequences)):
+                self._kept.remove(best)
+                cache.truncate(best, found[best])
+                return best
+            self.free_place()
+            return cache.fork(best, found[best])
+
+    def free_place(self) -> None:
+        """Forget the sequence that was kept longest, where no other place is free."""
+        cache = self.decoder_cache()
+        if self._kept and not cache.free_sequences:
+            cache.release(self._kept.pop(0))
+
+    def release(self, sequence: int) -> None:
+        """End a sequence. What it computed is kept until its place is needed, for others that begin as it does."""
+        assert self.cache is not None
+        with self.lock:
+            if self.cache.lengths[sequence]:
+                self._kept.append(sequence)
+            else:
+                self.cache.release(sequence)
+
     def decoder_cache(self) -> ow.KVCache:
         """The cache; raises `LifetimeError` where the model was closed, `UnsupportedOpError` of an encoder."""
         if self._closed:
@@ -279,10 +329,13 @@ class Model:
         most = min(max_tokens, self.plan.context - len(prompt))
         return Answer(self.tokenizer, sampler, prompt, most, stop, logprobs)
 
-    def session(self) -> Session:
-        """A new, empty sequence; ``with model.session() as s: ...``. Raises `BoundsError` where none is free."""
-        with self.lock:
-            return Session(self, self.decoder_cache().join())
+    def session(self, prompt: Sequence[int] = ()) -> Session:
+        """A new sequence, which begins with ids; ``with model.session() as s: ...``. Of the ids only those are computed
+        that no other sequence has, in use or ended. Raises `BoundsError` where none is free."""
+        self.check_room(0, len(prompt))
+        session = Session(self, self.join(prompt))
+        session.tokens += prompt
+        return session
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """A session with the sequence that `Session.save` wrote, on any devices.
@@ -293,6 +346,7 @@ class Model:
         """
         with self.lock:
             cache = self.decoder_cache()
+            self.free_place()
             session = Session(self, cache.restore(path, self.file.label))
             session.tokens = cache.tokens(session.sequence)
             if session.tokens:
@@ -302,17 +356,14 @@ class Model:
 
     def generate(self, prompt: str, *, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Any:
         """Continue a text: an iterator of `Piece`. Options as of `Session.generate`."""
-        with self.session() as session:
-            session.feed(prompt)
+        with self.session(self.tokenizer.encode(prompt)) as session:
             yield from session.generate(max_tokens, sampling, **options)
 
     def chat(
         self, messages: Sequence[Message], *, max_tokens: int = 512, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[Piece]:
         """Answer a chat: an iterator of `Piece`. Options as of `Session.generate`."""
-        prompt = self.template.render(messages)
-        with self.session() as session:
-            session.feed(self.chat_ids(prompt))
+        with self.session(self.chat_ids(self.template.render(messages))) as session:
             yield from session.generate(max_tokens, sampling, **options)
 
     def chat_ids(self, prompt: str) -> list[int]:
@@ -380,12 +431,10 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the sequence: its memory is free for another one."""
+        """End the sequence: its place is free for another one."""
         if self._open:
             self._open = False
-            with self.model.lock:
-                if self.model.cache is not None:
-                    self.model.cache.release(self.sequence)
+            self.model.release(self.sequence)
 
     def feed(self, text: str | Sequence[int]) -> None:
         """Append a text (the first one with the token that begins texts) or ids. It is computed at the next answer."""
@@ -402,6 +451,7 @@ class Session:
         sequence is free."""
         with self.model.lock:
             self._compute()
+            self.model.free_place()
             other = Session(self.model, self.model.decoder_cache().fork(self.sequence))
         other.tokens, other._logits = self.tokens.copy(), self._logits
         return other
@@ -414,7 +464,7 @@ class Session:
             self.model.decoder_cache().save(self.sequence, path, self.model.file.label)
 
     def cancel(self) -> None:
-        """End the answer that is being generated, from any thread."""
+        """End the answer that is being generated, from any thread: with its next token or chunk of a prompt."""
         self._cancelled.set()
 
     def generate(
@@ -432,21 +482,21 @@ class Session:
 
         Raises:
             BoundsError: there is nothing to continue, or no room in the context.
+            Cancelled: the answer was cancelled before its first token; what is left of the prompt is computed the next
+                time.
         """
         model = self.model
         answer = model.answer(self.tokens, max_tokens, sampling, stop, logprobs, schema)
         self._cancelled.clear()
         begin, known = perf_counter(), self._known
-        logits = self._computed()
+        logits = self._computed(self._cancelled)
         first = perf_counter()
         model.stats = stats = Stats(len(self.tokens) - known, 0, first - begin)
         while True:
-            piece = answer.accept(logits)
+            piece = answer.accept(logits, cancelled=self._cancelled.is_set())
             stats.tokens, stats.seconds = stats.tokens + 1, perf_counter() - first
             if piece.token not in model.tokenizer.ends:
                 self.tokens.append(piece.token)
-            if piece.reason is None and self._cancelled.is_set():
-                piece = Piece(piece.text, piece.token, piece.logprob, piece.top, "cancelled")
             yield piece
             if piece.reason is not None:
                 return
@@ -457,16 +507,17 @@ class Session:
         """Tokens whose keys and values the cache has."""
         return int(self.model.decoder_cache().lengths[self.sequence])
 
-    def _compute(self) -> None:
+    def _compute(self, cancelled: threading.Event | None = None) -> None:
         """Compute what was fed."""
         if not self._open:
             raise LifetimeError("this session was closed")
-        new = self.tokens[self._known :]
-        if new:
+        while new := self.tokens[self._known : self._known + CHUNK]:
+            if cancelled is not None and cancelled.is_set():
+                raise Cancelled("the answer was cancelled before its first token")
             self._logits = self.model.advance({self.sequence: new})[self.sequence]
 
-    def _computed(self) -> Logits:
-        self._compute()
+    def _computed(self, cancelled: threading.Event | None = None) -> Logits:
+        self._compute(cancelled)
         if self._logits is None:
             raise BoundsError("there is nothing to continue; feed a text first")
         return self._logits

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from opweave.errors import BoundsError, FormatError, Unavailable
+from opweave.errors import BoundsError, ExecutionError, FormatError, Unavailable
 from opweave_models.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Piece", "Sampler", "Sampling"]
@@ -25,13 +25,19 @@ RECENT: Final = 64
 class Sampling:
     """How tokens are chosen. The order is llama.cpp's: penalty, top-k, top-p, min-p, temperature.
 
+    The seed gives each place of an answer a random number for each token; the token is chosen for which this and the
+    logit have the highest sum (the Gumbel-max trick, which chooses by the probabilities). So equal logits give the same
+    text on every device. Logits that differ by rounding give another token only where the two highest sums are that
+    near, or one of them is at the limit of top-k, top-p or min-p; the share of such places is about as large as the
+    difference of logits, and from there on the texts differ.
+
     Attributes:
         temperature: divides the logits; 0: always the most likely token.
         top_k: only so many of the most likely tokens; 0: all.
         top_p: only the most likely ones that together reach this probability.
         min_p: only tokens at least so likely, as a share of the most likely one.
         repeat_penalty: logits of the last 64 tokens are divided by it (multiplied, where negative); 1: none.
-        seed: of the random numbers; the same seed gives the same text, on every device whose logits agree.
+        seed: of the random numbers.
 
     Raises:
         BoundsError: a number outside of its range.
@@ -78,6 +84,8 @@ class Sampler:
                                     scores[seen] * options.repeat_penalty)  # fmt: skip
         if self._grammar is not None:
             scores = self._grammar.masked(scores)
+        if not np.isfinite(scores.max()):
+            raise ExecutionError("no token can be chosen: the logits are not finite")
         token = int(scores.argmax()) if options.temperature == 0 else self._drawn(scores)
         if self._grammar is not None:
             self._grammar.accept(token)
@@ -89,19 +97,27 @@ class Sampler:
         return self._grammar is not None and self._grammar.stopped
 
     def _drawn(self, scores: Logits) -> int:
-        options = self._options
-        count = min(options.top_k or scores.size, scores.size)
-        best = np.argpartition(scores, -count)[-count:] if count < scores.size else np.arange(scores.size)
-        best = best[np.lexsort((best, -scores[best]))]  # the most likely first, the lower id among equals
-        values = scores[best].astype(np.float64)
-        shares = np.exp(values - values[0])
-        shares /= shares.sum()
-        kept = int(np.searchsorted(np.cumsum(shares), options.top_p)) + 1
-        kept = min(kept, max(1, int(np.count_nonzero(shares >= options.min_p * shares[0]))))
-        values = values[:kept] / options.temperature
-        shares = np.exp(values - values[0])
-        drawn = np.searchsorted(np.cumsum(shares), self._random.random() * shares.sum(), side="right")
-        return int(best[min(int(drawn), kept - 1)])
+        options, noise = self._options, self._random.random(scores.size)
+        ids = np.arange(scores.size) if options.top_k == 0 else most_likely(scores, options.top_k)
+        values = scores[ids].astype(np.float64)
+        values -= values.max()
+        shares = np.exp(values)
+        reached = options.top_p * shares.sum()
+        # Less likely tokens than this are together less than what top_p leaves out, and need not be sorted.
+        kept = shares >= max(options.min_p, (1 - options.top_p) * shares.sum() / shares.size)
+        ids, values, shares = ids[kept], values[kept], shares[kept]
+        if options.top_p < 1:
+            order = np.lexsort((ids, -values))
+            order = order[: np.searchsorted(shares[order].cumsum(), reached) + 1]
+            ids, values = ids[order], values[order]
+        return int(ids[np.argmax(values / options.temperature - np.log(-np.log(noise[ids])))])
+
+
+def most_likely(scores: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The ids of so many of the highest scores, the highest first, the lower id first among equals."""
+    count = min(count, scores.size)
+    ids = np.flatnonzero(scores >= np.partition(scores, -count)[-count]) if count else np.arange(0)
+    return ids[np.lexsort((ids, -scores[ids]))][:count]
 
 
 class _Grammar:
@@ -115,8 +131,7 @@ class _Grammar:
             raise Unavailable("answers are held to a schema by llguidance, which is not installed",
                               remedy='pip install "opweave-models[json]"') from None  # fmt: skip
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        end = next(iter(sorted(tokenizer.ends)), None)
-        library: Any = llguidance.LLTokenizer(tokenizer.library.to_str(), eos_token=end)
+        library = tokenizer.guided
         self._masks: Any = masks
         self._matcher: Any = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_json_schema(text))
         if self._matcher.is_error():
@@ -163,7 +178,7 @@ class Answer:
     Args:
         tokenizer: of the model.
         sampler: chooses the tokens.
-        prompt: ids before the answer, for the repetition penalty.
+        prompt: ids before the answer.
         max_tokens: after so many it ends.
         stop: texts that end it, and do not belong to it.
         logprobs: how many of the most likely tokens each piece lists; ``None``: no probabilities.
@@ -175,11 +190,11 @@ class Answer:
     ) -> None:  # fmt: skip
         self._tokenizer, self._sampler, self._stop = tokenizer, sampler, tuple(text for text in stop if text)
         self._recent, self._left, self._logprobs = list(prompt), max_tokens, logprobs
-        self._stream = tokenizer.stream()
+        self._stream = tokenizer.stream(prompt)
         self._held = ""
 
-    def accept(self, logits: Logits) -> Piece:
-        """The next piece, from the logits that follow the tokens so far."""
+    def accept(self, logits: Logits, *, cancelled: bool = False) -> Piece:
+        """The next piece, from the logits that follow the tokens so far; the last one where it was cancelled."""
         token = self._sampler.choose(logits, self._recent)
         self._recent.append(token)
         self._left -= 1
@@ -191,6 +206,7 @@ class Answer:
         if found >= 0:
             return Piece(self._held[:found], token, logprob, top, "stop")
         reason: Reason | None = "stop" if self._sampler.finished else "length" if self._left <= 0 else None
+        reason = "cancelled" if cancelled and reason is None else reason
         if reason is not None:
             return Piece(self._held + self._stream.finish(), token, logprob, top, reason)
         kept = max((n for stop in self._stop for n in range(1, min(len(stop), len(self._held) + 1))
@@ -203,5 +219,5 @@ class Answer:
             return None, ()
         wide = logits.astype(np.float64)
         shift = wide.max() + np.log(np.exp(wide - wide.max()).sum())
-        best = np.argsort(-wide, kind="stable")[: self._logprobs]
+        best = most_likely(logits, self._logprobs)
         return float(wide[token] - shift), tuple((int(i), float(wide[i] - shift)) for i in best)

@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from opweave.errors import BoundsError, FormatError, LifetimeError, OpweaveError, SchedulerError
+from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, OpweaveError, SchedulerError
 from opweave_models.batching import Batcher, Request
 from opweave_models.model import Model
 from opweave_models.sampling import Piece, Sampling
@@ -89,7 +89,7 @@ class _Api:
                 return _error(error.status, str(error))
             except SchedulerError as error:
                 return _error(429, str(error))
-            except LifetimeError as error:
+            except (Cancelled, LifetimeError) as error:
                 return _error(503, str(error))
             except OpweaveError as error:
                 return _error(400, str(error))
@@ -166,15 +166,15 @@ class _Api:
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(text, str) for text in stop):
             raise _Refused(400, "stop is a text, or up to 16")
-        submitted = self._batcher.submit(prompt, most, _sampling(body), stop=stop, logprobs=logprobs,
-                                         schema=_schema(body))  # fmt: skip
+        submitted = await run_in_threadpool(self._batcher.submit, prompt, most, _sampling(body), stop=stop,
+                                            logprobs=logprobs, schema=_schema(body))  # fmt: skip
         about = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time()),
                  "model": self.name}  # fmt: skip
         form = _Form(self.model, about, chat)
         if body.get("stream") is True:
             options = body.get("stream_options")
             usage = isinstance(options, Mapping) and options.get("include_usage") is True
-            return StreamingResponse(self._streamed(request, submitted, form, len(prompt), usage),
+            return StreamingResponse(self._streamed(request, submitted, form, usage),
                                      media_type="text/event-stream")  # fmt: skip
         pieces: list[Piece] = []
         try:
@@ -184,11 +184,9 @@ class _Api:
                     break
         finally:
             submitted.cancel()
-        return JSONResponse(form.whole(pieces, len(prompt)))
+        return JSONResponse({**form.whole(pieces), "usage": _usage(submitted, len(pieces))})
 
-    async def _streamed(
-        self, request: HttpRequest, submitted: Request, form: _Form, prompt: int, usage: bool
-    ) -> AsyncIterator[str]:
+    async def _streamed(self, request: HttpRequest, submitted: Request, form: _Form, usage: bool) -> AsyncIterator[str]:
         count = 0
         try:
             async for piece in iterate_in_threadpool(_each(submitted)):
@@ -197,7 +195,7 @@ class _Api:
                 if await request.is_disconnected():
                     return
             if usage:
-                yield f"data: {json.dumps({**form.chunk_about, 'choices': [], 'usage': _usage(prompt, count)})}\n\n"
+                yield f"data: {json.dumps({**form.chunk_about, 'choices': [], 'usage': _usage(submitted, count)})}\n\n"
         except OpweaveError as error:
             yield f"data: {json.dumps({'error': {'message': str(error), 'type': 'server_error'}})}\n\n"
         finally:
@@ -223,7 +221,7 @@ class _Form:
             choice["text"] = piece.text
         return {**self.chunk_about, "choices": [choice]}
 
-    def whole(self, pieces: list[Piece], prompt: int) -> dict[str, Any]:
+    def whole(self, pieces: list[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(pieces[-1]) if pieces else "stop",
                                   "logprobs": self._logprobs(pieces)}  # fmt: skip
@@ -231,8 +229,7 @@ class _Form:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        return {**self._about, "object": "chat.completion" if self._chat else "text_completion", "choices": [choice],
-                "usage": _usage(prompt, len(pieces))}  # fmt: skip
+        return {**self._about, "object": "chat.completion" if self._chat else "text_completion", "choices": [choice]}
 
     def _logprobs(self, pieces: list[Piece]) -> Any:
         if not pieces or pieces[0].logprob is None:
@@ -255,11 +252,13 @@ def _each(submitted: Request) -> Iterator[Piece]:
 
 
 def _reason(piece: Piece) -> str | None:
-    return "stop" if piece.reason == "cancelled" else piece.reason
+    return "length" if piece.reason == "cancelled" else piece.reason  # it took too long
 
 
-def _usage(prompt: int, tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+def _usage(submitted: Request, tokens: int) -> dict[str, Any]:
+    prompt = len(submitted.prompt)
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens,
+            "prompt_tokens_details": {"cached_tokens": submitted.cached}}  # fmt: skip
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
-from tokenizers.decoders import DecodeStream
 
 from opweave.errors import FormatError, UnknownNameError
 from opweave_models.files import ModelFile
@@ -87,31 +87,39 @@ class Tokenizer:
         """A token as the vocabulary spells it; "" of an id that it does not have."""
         return self.library.id_to_token(token) or ""
 
-    def stream(self) -> Stream:
-        """A decoder of an answer, token by token."""
-        return Stream(self.library)
+    @cached_property
+    def guided(self) -> Any:
+        """The vocabulary as llguidance reads it, which takes seconds where it is large. Raises `ImportError`."""
+        import llguidance
+
+        return llguidance.LLTokenizer(self.library.to_str(), eos_token=min(self.ends, default=None))
+
+    def stream(self, before: Sequence[int] = ()) -> Stream:
+        """A decoder of an answer, token by token, behind the ids before it."""
+        return Stream(self, before)
 
 
 class Stream:
     """Decodes tokens as they come: each gives the text that is certain by then, which may be none."""
 
-    def __init__(self, library: Library) -> None:
-        self._library, self._stream = library, DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._given = 0
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        self._tokenizer, self._ids = tokenizer, list(before[-1:])
+        # Text begins otherwise than it goes on, so that tokens are decoded together with those before them.
+        self._first, self._given = 0, len(self._ids)
 
     def add(self, token: int) -> str:
         """The new text; "" within a character of several tokens."""
         self._ids.append(token)
-        text: str = self._stream.step(self._library, token) or ""
-        self._given += len(text)
+        text = self.finish()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._first, self._given = self._given, len(self._ids)
         return text
 
     def finish(self) -> str:
         """What was held back: bytes that make no whole character, as replacement characters."""
-        text: str = self._library.decode(self._ids, skip_special_tokens=True)
-        rest, self._given = text[self._given :], len(text)
-        return rest
+        given, ids = self._tokenizer.decode(self._ids[self._first : self._given]), self._ids[self._first :]
+        return self._tokenizer.decode(ids)[len(given) :]
 
 
 def read_tokenizer(file: ModelFile) -> Tokenizer:
