@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
+
+import opweave as ow
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -48,3 +53,34 @@ def test_embeddings_are_those_of_transformers(folder, pooling):
         truth = states.mean(0) if pooling == "mean" else states[0]
         assert np.abs(row - truth).max() < 1e-5 * np.abs(truth).max()
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-5)
+
+
+def test_pooling_that_is_not_known_is_refused(folder, tmp_path):
+    with pytest.raises(ow.UnknownNameError, match="max"):
+        models.load(folder[0], "cpu", pooling="max")
+    copy = shutil.copytree(folder[0], tmp_path / "copy")
+    (copy / "1_Pooling").mkdir()
+    settings = {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}
+    (copy / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ow.FormatError, match=r"1_Pooling.config\.json: .*pooling_mode_max_tokens"):
+        models.open_model(copy)
+
+
+def test_a_file_that_does_not_say_how_to_pool_embeds_where_the_caller_says_it(folder, tmp_path):
+    import gguf
+
+    from opweave_models.writing import write_gguf
+
+    write_gguf(folder[0], tmp_path / "mean.gguf")
+    reader = gguf.GGUFReader(tmp_path / "mean.gguf", "r+")
+    name = models.open_model(folder[0]).config.architecture
+    field = reader.fields[f"{name}.pooling_type"]
+    field.parts[field.data[0]][0] = 0
+    reader.data.flush()
+    with (
+        models.load(tmp_path / "mean.gguf", "cpu") as llm,
+        pytest.raises(ow.UnsupportedOpError, match="pooling='mean'"),
+    ):
+        llm.embed(TEXTS)
+    with models.load(tmp_path / "mean.gguf", "cpu", pooling="mean") as llm:
+        assert llm.embed(TEXTS).shape == (4, 32)

@@ -15,8 +15,8 @@ models = pytest.importorskip("opweave_models")
 REFUSALS = (ow.FormatError, ow.UnknownNameError, ow.DTypeError, ow.ShapeError, OSError)
 
 
-def write_llama(path):
-    """A llama of one layer as a GGUF file of some kilobytes."""
+def write_llama(path, change=lambda tensors: None):
+    """A llama of one layer as a GGUF file of some kilobytes; ``change`` is made to its tensors."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in ((writer.add_block_count, 1), (writer.add_context_length, 64), (writer.add_embedding_length, 32),
@@ -33,8 +33,10 @@ def write_llama(path):
               "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32),
               "blk.0.attn_output": (32, 32), "blk.0.ffn_gate": (32, 32), "blk.0.ffn_up": (32, 32),
               "blk.0.ffn_down": (32, 32)}  # fmt: skip
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))
+    tensors = {f"{name}.weight": rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    change(tensors)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,6 +95,14 @@ def test_mutated_files_are_refused_or_read(good, tmp_path):
         ({"model_type": "lama"}, "llama"), ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_attention_heads": "4"}, "num_attention_heads"), ({"num_key_value_heads": 3}, "multiple"),
         ({"hidden_size": 128}, "token_embd.weight"), ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": {}}, "rms_norm_eps"), ({"rope_theta": 10**400}, "base"), ({"model_type": ["llama"]}, "llama"),
+        ({"num_key_value_heads": [{}]}, "num_key_value_heads"), ({"partial_rotary_factor": 1e9}, "partial_rotary"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -2.0}}, "factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                           "original_max_position_embeddings": 10**400}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 8}}, "short_factor"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar"),
     ],
 )  # fmt: skip
 def test_folders_with_other_numbers_are_refused(tmp_path, changed, said):
@@ -128,3 +138,56 @@ def test_a_missing_tensor_is_named(tmp_path):
     writer.close()
     with pytest.raises(ow.UnknownNameError, match="architecture"):
         models.open_model(tmp_path / "m.gguf")
+
+
+def test_queries_keys_and_values_may_be_one_matrix(good, tmp_path):
+    pytest.importorskip("opweave_cpu")
+
+    def fuse(tensors):
+        parts = [tensors.pop(f"blk.0.attn_{name}.weight") for name in "qkv"]
+        tensors["blk.0.attn_qkv.weight"] = np.concatenate(parts)
+
+    def logits(path):
+        with models.load(path, "cpu", precision="exact", context=32) as llm, llm.session() as session:
+            session.feed("a ab")
+            return session.logits()
+
+    write_llama(tmp_path / "m.gguf", fuse)
+    np.testing.assert_allclose(logits(tmp_path / "m.gguf"), logits(good), rtol=1e-4, atol=1e-4)
+
+
+def test_a_tensor_that_nothing_here_uses_is_named(tmp_path):
+    write_llama(tmp_path / "m.gguf", lambda tensors: tensors.update({"blk.0.attn_q.scale": np.ones(1, np.float32)}))
+    with pytest.raises(ow.FormatError, match=r"m\.gguf: tensor 'blk\.0\.attn_q\.scale'"):
+        models.open_model(tmp_path / "m.gguf")
+
+
+def gguf_config(architecture="llama", **changed):
+    keys = {"block_count": 4, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32, "vocab_size": 9,
+            "attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5} | changed  # fmt: skip
+    metadata = {"general.architecture": architecture, **{f"{architecture}.{key}": v for key, v in keys.items()}}
+    return models.config.config_from_gguf("m.gguf", metadata, {})
+
+
+def test_rotary_scaling_is_read_as_llama_cpp_reads_it():
+    assert gguf_config(**{"rope.scaling.factor": 4.0}).rope.scale == 0.25  # without a type: linear
+    assert gguf_config(**{"rope.scale_linear": 4.0}).rope.scale == 0.25
+    assert gguf_config(**{"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}).rope.scale == 1
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 0.5}
+    rope = gguf_config(**yarn, **{"rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.yarn_attn_factor": 0.5}).rope
+    assert (rope.scale, rope.length, rope.yarn["ext_factor"]) == (0.25, 0.25, 0.5)
+    for key in ("rope.scaling.factor", "rope.freq_base"):
+        with pytest.raises(ow.FormatError, match=rf"m\.gguf: llama\.{key}"):
+            gguf_config(**{key: -4.0})
+
+
+def test_which_layers_have_a_window_is_read():
+    key = "attention.sliding_window_pattern"
+    for architecture, given, expected in (
+        ("gemma2", {}, (True, False, True, False)), ("gemma2", {key: 3}, (True, True, False, True)),
+        ("gemma3", {key: np.array([False, True, True, False])}, (False, True, True, False)),
+    ):  # fmt: skip
+        found = gguf_config(architecture, **{"attention.sliding_window": 8}, **given)
+        assert found.windowed == expected
+    with pytest.raises(ow.FormatError, match="a flag for each of 4 layers"):
+        gguf_config("gemma3", **{key: np.array([True])})

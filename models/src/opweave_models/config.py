@@ -21,8 +21,9 @@ MOST: Final = {"layers": 1024, "heads": 4096, "groups": 4096, "size": 65536, "wi
                "context": 1 << 30, "experts": 4096, "experts_used": 4096}  # fmt: skip
 """The largest numbers that are believed: above them a file is damaged, and is refused before anything is allocated."""
 
-YARN: Final = {"beta_fast": 32.0, "beta_slow": 1.0}
-"""Turns of a pair in the original context, above which YaRN leaves it, and below which it interpolates."""
+YARN: Final = {"ext_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+"""How much of YaRN's interpolation is mixed in; turns of a pair in the original context, above which YaRN leaves it,
+and below which it interpolates."""
 
 Pooling = Literal["none", "mean", "cls"]
 
@@ -116,24 +117,26 @@ class _Fields:
     def __init__(self, path: object, values: Mapping[str, Any], prefix: str = "") -> None:
         self.path, self.values, self.prefix = path, values, prefix
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, least: float = -1e18, most: float = 1e18) -> float:
         value = self.values.get(self.prefix + key)
         if value is None:
             if default is None:
                 raise FormatError(f"{self.path}: the metadata lack {self.prefix + key}")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-            raise FormatError(f"{self.path}: {self.prefix + key} is a number, not {value!r:.60}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise FormatError(
+                f"{self.path}: {self.prefix + key} is a number from {least:g} to {most:g}, not {value!r:.60}"
+            )
         return float(value)
 
     def count(self, what: str, key: str, default: int | None = None, least: int = 1) -> int:
         value: Any = self.values.get(self.prefix + key)
         value = default if value is None else value
         if isinstance(value, (list, np.ndarray)):
-            each = {v.item() if isinstance(v, np.generic) else v for v in value} if len(value) < 4096 else set()
-            if len(each) != 1:
+            each = value[:4096].tolist() if isinstance(value, np.ndarray) else value[:4096]
+            if not each or any(v != each[0] for v in each):
                 raise FormatError(f"{self.path}: {self.prefix + key} differs between layers, which is not supported")
-            value = each.pop()
+            value = each[0]
         if value is None:
             raise FormatError(f"{self.path}: the metadata lack {self.prefix + key}")
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST.get(what, 1 << 31):
@@ -164,7 +167,6 @@ def _check(path: object, config: Config) -> Config:
         else f"{dims} elements of a head of {config.size} cannot turn" if dims % 2 or not 0 < dims <= config.size
         else f"{config.experts_used} of {config.experts} experts" if config.experts_used > config.experts
         else f"eps is {config.eps}" if not 0 < config.eps < 1
-        else f"the base of the rotary embedding is {config.rope.base}" if config.rope and not config.rope.base > 0
         else ""
     )  # fmt: skip
     if wrong:
@@ -173,10 +175,9 @@ def _check(path: object, config: Config) -> Config:
 
 
 def _known(path: object, architecture: Any) -> str:
-    if architecture not in ARCHITECTURES:
-        error = UnknownNameError("architecture", str(architecture)[:60], ARCHITECTURES, f"(in {path})", listed=True)
-        raise error
-    return str(architecture)
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise UnknownNameError("architecture", str(architecture)[:60], ARCHITECTURES, f"(in {path})", listed=True)
+    return architecture
 
 
 def _windowed(architecture: str, layers: int, window: int, pattern: int | None = None) -> tuple[bool, ...]:
@@ -210,7 +211,8 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
     """
     stored = metadata.get("general.architecture")
     f = _Fields(path, metadata, f"{stored}.")
-    architecture = "mixtral" if stored == "llama" and "llama.expert_count" in metadata else _known(path, stored)
+    architecture = _known(path, stored)
+    architecture = "mixtral" if architecture == "llama" and "llama.expert_count" in metadata else architecture
     layers, width = f.count("layers", "block_count"), f.count("width", "embedding_length")
     heads = f.count("heads", "attention.head_count")
     groups = f.count("groups", "attention.head_count_kv", heads)
@@ -223,7 +225,7 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
     encoder = architecture in ENCODERS
     window = f.count("context", "attention.sliding_window", 0, 0)
     rope = None if architecture == "bert" else _gguf_rope(f, tensors, size)
-    local = f.number("rope.freq_base_swa", 10000.0)
+    local = f.number("rope.freq_base_swa", 10000.0, 1)
     tokens = metadata.get("tokenizer.ggml.tokens")
     pooling = {0: "none", 1: "mean", 2: "cls"}.get(f.count("pooling", "pooling_type", 1 if encoder else 0, 0))
     if pooling is None:
@@ -235,7 +237,7 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
         f.count("context", "context_length"),
         f.number("attention.layer_norm_epsilon" if encoder else "attention.layer_norm_rms_epsilon"),
         rope, Rope(local, rope.dims) if architecture == "gemma3" and rope else None,
-        adjacent=stored == "llama", window=window, windowed=_windowed(architecture, layers, window),
+        adjacent=stored == "llama", window=window, windowed=_gguf_windowed(f, architecture, layers, window),
         scale=_score_scale(architecture, layers, width, heads, size),
         score_cap=f.number("attn_logit_softcapping", 50.0 if architecture == "gemma2" else 0.0),
         logit_cap=f.number("final_logit_softcapping", 30.0 if architecture == "gemma2" else 0.0),
@@ -246,17 +248,29 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
     ))  # fmt: skip
 
 
+def _gguf_windowed(f: _Fields, architecture: str, layers: int, window: int) -> tuple[bool, ...]:
+    """A period, of which the last layer sees all, or a flag for each layer."""
+    key = "attention.sliding_window_pattern"
+    given = f.values.get(f.prefix + key)
+    if isinstance(given, np.ndarray) and given.dtype == np.bool_:
+        if given.shape != (layers,):
+            raise FormatError(f"{f.path}: {f.prefix}{key} has a flag for each of {layers} layers")
+        return tuple(bool(window) and flag for flag in given.tolist())
+    return _windowed(architecture, layers, window, f.count("layers", key, 0, 0) or None)
+
+
 def _gguf_rope(f: _Fields, tensors: Mapping[str, Any], size: int) -> Rope:
-    base, dims = f.number("rope.freq_base", 10000.0), f.count("size", "rope.dimension_count", size)
-    kind = f.values.get(f.prefix + "rope.scaling.type", "none")
-    factor = f.number("rope.scaling.factor", f.number("rope.scale_linear", 1.0) or 1.0)
+    base, dims = f.number("rope.freq_base", 10000.0, 1), f.count("size", "rope.dimension_count", size)
+    kind = str(f.values.get(f.prefix + "rope.scaling.type", "linear"))
+    factor = f.number("rope.scaling.factor", f.number("rope.scale_linear", 1.0, 0), 0) or 1.0
     original = f.count("context", "rope.scaling.original_context_length", 0, 0)
+    length = f.number("rope.scaling.attn_factor", 1.0)
     if kind == "yarn" and factor > 1:
         trained = original or f.count("context", "context_length")
-        betas = {key: f.number(f"rope.scaling.yarn_{key}", value) for key, value in YARN.items()}
-        return Rope(base, dims, 1 / factor, {"ext_factor": 1.0, "original_context": trained, **betas})
-    scale = 1 / factor if kind == "linear" and factor > 0 else 1.0
-    length = f.number("rope.scaling.attn_factor", 1.0)
+        options = {key: f.number(f"rope.scaling.yarn_{key}", value) for key, value in YARN.items()}
+        length *= f.number("rope.scaling.yarn_attn_factor", 1.0)
+        return Rope(base, dims, 1 / factor, {"original_context": trained, **options}, length)
+    scale = 1 / factor if kind == "linear" else 1.0
     plain = _factors(f.path, tensors, "rope_freqs.weight", dims)
     short = _factors(f.path, tensors, "rope_factors_short.weight", dims)
     long = _factors(f.path, tensors, "rope_factors_long.weight", dims)
@@ -267,7 +281,7 @@ def _factors(path: object, tensors: Mapping[str, Any], name: str, dims: int) -> 
     if name not in tensors:
         return None
     values = np.asarray(tensors[name])
-    if values.shape != (dims // 2,) or values.dtype != np.float32 or not (values > 0).all():
+    if values.shape != (dims // 2,) or values.dtype != np.float32 or not ((values > 0) & (values < 1e18)).all():
         raise FormatError(f"{path}: {name} has one positive f32 for each of {dims // 2} pairs")
     return tuple(values.tolist())
 
@@ -316,7 +330,7 @@ def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: P
         architecture, str(values.get("_name_or_path") or "")[:200], layers, width, hidden, heads, groups, size,
         f.count("vocabulary", "vocab_size"), context, f.number(keys[5], 1e-12 if encoder else 1e-6), rope, local,
         window=window, windowed=windowed,
-        scale=1 / sqrt(f.number("query_pre_attn_scalar")) if trained else 1 / sqrt(size),
+        scale=1 / sqrt(f.number("query_pre_attn_scalar", least=1e-6)) if trained else 1 / sqrt(size),
         score_cap=f.number("attn_logit_softcapping", 0.0) if gemma else 0.0,
         logit_cap=f.number("final_logit_softcapping", 0.0) if gemma else 0.0,
         embedding_scale=sqrt(width) if gemma else 1.0,
@@ -330,38 +344,37 @@ def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: P
 def _hugging_face_ropes(f: _Fields, architecture: str, size: int, context: int) -> tuple[Rope, Rope | None]:
     """The rotary embeddings of layers that see all, and of those with a window where they differ."""
     if architecture == "nomic-bert":
-        share = f.number("rotary_emb_fraction", 1.0)
+        share = f.number("rotary_emb_fraction", 1.0, 0, 1)
         base = f.section("rope_parameters").get(
             "rope_theta", f.values.get("rotary_emb_base", f.values.get("rope_theta"))
         )
-        return Rope(_Fields(f.path, {"base": base}).number("base", 10000.0), int(size * share)), None
+        return Rope(_Fields(f.path, {"base": base}).number("base", 10000.0, 1), int(size * share)), None
     parameters = f.section("rope_parameters")
     full = parameters.get("full_attention", parameters)
     sliding = parameters.get("sliding_attention")
     scaling = {**f.section("rope_scaling"), **(full if isinstance(full, Mapping) else {})}
     default = 1e6 if architecture == "gemma3" else 10000.0
     g = _Fields(f.path, {"base": scaling.get("rope_theta", f.values.get("rope_theta", default)), **scaling})
-    share = _Fields(f.path, {**f.values, **scaling}).number("partial_rotary_factor", 1.0)
+    share = _Fields(f.path, {**f.values, **scaling}).number("partial_rotary_factor", 1.0, 0, 1)
     dims = int(size * share)
-    original = f.values.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
-    rope = _scaled_rope(g, g.number("base"), dims, context, original)
+    trained = _Fields(f.path, {**scaling, **f.values}).count("context", "original_max_position_embeddings", context)
+    rope = _scaled_rope(g, g.number("base", least=1), dims, context, trained)
     if architecture != "gemma3":
         return rope, None
     base = sliding.get("rope_theta") if isinstance(sliding, Mapping) else f.values.get("rope_local_base_freq")
-    return rope, Rope(_Fields(f.path, {"base": base}).number("base", 10000.0), dims)
+    return rope, Rope(_Fields(f.path, {"base": base}).number("base", 10000.0, 1), dims)
 
 
-def _scaled_rope(g: _Fields, base: float, dims: int, context: int, original: Any) -> Rope:
+def _scaled_rope(g: _Fields, base: float, dims: int, context: int, trained: int) -> Rope:
     """Contexts beyond those of training, by the methods of transformers' ``modeling_rope_utils``."""
     kind = g.values.get("rope_type", g.values.get("type", "default"))
     if kind in ("default", None):
         return Rope(base, dims)
     if kind == "linear":
-        return Rope(base, dims, 1 / g.number("factor"))
-    trained = original if isinstance(original, int) and original > 0 else context
+        return Rope(base, dims, 1 / g.number("factor", least=1e-6))
     if kind == "yarn":
-        factor = g.number("factor")
-        options: dict[str, float | int] = {"ext_factor": 1.0, "original_context": trained}
+        factor = g.number("factor", least=1e-6)
+        options: dict[str, float | int] = {"original_context": trained}
         options |= {key: g.number(key, value) for key, value in YARN.items()}
         given = g.number("attention_factor", 0.0)
         return Rope(base, dims, 1 / factor, options, given / (1 + 0.1 * log(factor)) if given else 1.0)
@@ -369,7 +382,7 @@ def _scaled_rope(g: _Fields, base: float, dims: int, context: int, original: Any
         return Rope(base, dims, factors=_llama3_factors(g, base, dims, trained))
     if kind == "longrope":
         factor = g.number("factor", context / trained)
-        length = g.number("attention_factor", sqrt(1 + log(factor) / log(trained)) if factor > 1 else 1.0)
+        length = g.number("attention_factor", sqrt(1 + log(factor) / log(trained)) if min(factor, trained) > 1 else 1.0)
         short, long = (_numbers(g, key, dims // 2) for key in ("short_factor", "long_factor"))
         return Rope(base, dims, 1.0, {}, length, short, long, trained)
     raise UnknownNameError("rope_type", str(kind)[:60], ("default", "linear", "yarn", "llama3", "longrope"),
@@ -379,7 +392,7 @@ def _scaled_rope(g: _Fields, base: float, dims: int, context: int, original: Any
 def _numbers(g: _Fields, key: str, count: int) -> tuple[float, ...]:
     values = g.values.get(key)
     if not isinstance(values, list) or len(values) != count or not all(
-        isinstance(v, (int, float)) and v > 0 for v in values
+        isinstance(v, (int, float)) and 0 < v < 1e18 for v in values
     ):  # fmt: skip
         raise FormatError(f"{g.path}: {key} has one positive number for each of {count} pairs")
     return tuple(map(float, values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -155,17 +155,23 @@ def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _pooling(place: Path) -> Pooling | None:
     """What a folder of sentence-transformers says about pooling."""
-    settings = _read_json(place / "1_Pooling" / "config.json", optional=True)
-    if not settings:
-        return None
-    return "cls" if settings.get("pooling_mode_cls_token") is True else "mean"
+    path = place / "1_Pooling" / "config.json"
+    settings = _read_json(path, optional=True)
+    chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    known: dict[str, Pooling] = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    if len(chosen) > 1 or not known.keys() >= set(chosen):
+        raise FormatError(
+            f"{path}: tokens are pooled by {', '.join(chosen)[:100]}; here by the mean or the first token"
+        )
+    return known[chosen[0]] if chosen else None
 
 
 # --- which tensors there are ----------------------------------------------------------------------------------------
 
 
-def expected_tensors(config: Config) -> Shapes:
-    """The tensors of a model by name, with their shapes, and whether they may be absent."""
+def expected_tensors(config: Config, names: Collection[str] = ()) -> Shapes:
+    """The tensors of a model by name, with their shapes, and whether they may be absent. ``names`` are those of a file:
+    its queries, keys and values may come from one matrix."""
     width, size = config.width, config.size
     shapes: Shapes = {"token_embd.weight": ((config.vocabulary, width), False)}
     add = _Adder(shapes)
@@ -180,7 +186,8 @@ def expected_tensors(config: Config) -> Shapes:
     q, kv = config.heads * size, config.groups * size
     for i in range(config.layers):
         add.prefix = f"blk.{i}."
-        if config.architecture in ("phi3", "nomic-bert"):
+        separate = f"blk.{i}.attn_q.weight" in names or config.architecture not in ("phi3", "nomic-bert")
+        if not separate or f"blk.{i}.attn_qkv.weight" in names:
             add.linear("attn_qkv", q + 2 * kv, width)
         else:
             add.linear("attn_q", q, width)
@@ -249,7 +256,11 @@ def _checked(place: Path, config: Config, found: Mapping[str, Any], sources: Map
     if config.layers > len(found):
         raise FormatError(f"{place}: the metadata say {config.layers} layers, and there are {len(found)} tensors")
     chosen: dict[str, Any] = {}
-    for name, (shape, optional) in expected_tensors(config).items():
+    expected = expected_tensors(config, sources)
+    others = [name for name in sources if name not in expected and not name.startswith("rope_")]
+    if others:  # what a model has and its results need is not left out in silence
+        raise FormatError(f"{place}: tensor {others[0]!r} (one of {len(others)}) is none of {config.architecture}'s")
+    for name, (shape, optional) in expected.items():
         if name not in sources:
             if optional:
                 continue

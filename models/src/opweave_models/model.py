@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
-from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnsupportedOpError
+from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave_models.chat import BUILT_IN, Message, Template
@@ -72,10 +72,12 @@ def load(
 
     Raises:
         FormatError: the model is damaged or lacks something.
-        UnknownNameError: an architecture, device or dtype that does not exist.
+        UnknownNameError: an architecture, device, dtype or pooling that does not exist.
         AllocationError: it does not fit.
         BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
     """
+    if pooling not in (None, "mean", "cls"):
+        raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
     file = path if isinstance(path, ModelFile) else open_model(path)
     length = min(file.config.context, 4096) if context is None else context
     if not isinstance(length, int) or not 1 <= length <= file.config.context:
@@ -380,12 +382,15 @@ class Model:
             normalize: to length 1.
 
         Raises:
-            UnsupportedOpError: the model is a decoder.
+            UnsupportedOpError: the model is a decoder, or neither it nor `load` says how tokens are pooled.
         """
         if self.config.causal:
             raise UnsupportedOpError(f"{self.config.architecture} is a decoder; texts are embedded by bert, nomic-bert")
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
+        if self._pooling == "none":
+            raise UnsupportedOpError(f"{self.file.path} does not say how the embeddings of a text's tokens become one; "
+                                     "load it with pooling='mean' or pooling='cls'")  # fmt: skip
         found = np.zeros((len(texts), self.config.width), np.float32)
         ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -20,20 +21,37 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 SPACE: Final = "▁"
 
-_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORDS: Final = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _CONTRACTIONS + r"\p{N}{1,3}" + _REST),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _CONTRACTIONS + r"\p{N}" + _REST),
-    **dict.fromkeys(
-        ("default", "gpt-2", "phi-2", "mpt", "olmo"),
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    ),
-}
-"""``tokenizer.ggml.pre`` -> the pattern of the pieces within which pairs of bytes are merged."""
+_LETTERS: Final = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_MERGED: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+"""Values of ``tokenizer.ggml.pre`` of vocabularies whose pieces are taken whole, whatever their merges, and whose texts
+begin with a token of their own where the metadata do not say otherwise."""
 
-_DIGITS: Final = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
-"""Values of ``tokenizer.ggml.pre`` that split every digit off, then take the pieces of GPT-2."""
+
+def _cased(ending: str, digits: str) -> tuple[str, ...]:
+    """The pattern of tekken and GPT-4o: a word ends where a capital letter follows a small one."""
+    words = f"{_BEFORE}{_UPPER}*{_LOWER}+{ending}|{_BEFORE}{_UPPER}+{_LOWER}*{ending}|{digits}"
+    return (words + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1),)
+
+
+_SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"),
+        (_CONTRACTIONS + _LETTERS + r"\p{N}{1,3}" + _REST,),
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_CONTRACTIONS + _LETTERS + r"\p{N}" + _REST,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
+    "tekken": _cased("", r"\p{N}"),
+    "gpt-4o": _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}"),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+}
+"""``tokenizer.ggml.pre`` -> the patterns that split a text, one after the other, into the pieces within which pairs of
+bytes are merged. A file that does not say how has llama.cpp's ``default``."""
 
 _END_TEXTS: Final = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
                      "<EOT>", "<|eom_id|>")  # fmt: skip
@@ -185,13 +203,23 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     if model not in makers:
         raise UnknownNameError("tokenizer", str(model)[:60], makers, f"(in {path})", listed=True)
     library = makers[model](path, data, pieces, kinds)
+    ends = _spelled_ends(library)
+    special = {*np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist(), *ends}
+    # Phi-3's own tokenizer takes the spaces behind these tokens away; GGUF has no key for it.
+    strips = re.search("phi-?3", str(data.get("general.name")), re.IGNORECASE) is not None
     library.add_special_tokens([
-        AddedToken(pieces[i], special=True, normalized=False) for i in np.flatnonzero(kinds == CONTROL)
+        AddedToken(pieces[i], special=True, normalized=False,
+                   rstrip=strips and pieces[i] not in ("<unk>", "<s>", "<|endoftext|>"))
+        for i in sorted(special)
     ])  # fmt: skip
-    library.add_tokens([AddedToken(pieces[i], normalized=False) for i in np.flatnonzero(kinds == USER_DEFINED)])
+    library.add_tokens([
+        AddedToken(pieces[i], normalized=False, rstrip=strips)
+        for i in np.flatnonzero(kinds == USER_DEFINED) if i not in special
+    ])  # fmt: skip
 
     def token(key: str, default: int | None = None) -> int | None:
-        value = data.get(f"tokenizer.ggml.{key}_token_id", default)
+        known = default if default is not None and default < len(pieces) else None
+        value = data.get(f"tokenizer.ggml.{key}_token_id", known)
         if value is None or (isinstance(value, int) and 0 <= value < len(pieces)):
             return value
         raise FormatError(f"{path}: tokenizer.ggml.{key}_token_id is no id of the vocabulary: {value!r:.60}")
@@ -199,21 +227,24 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     if model == "bert":
         bos, eos = token("cls", token("bos", 101)), token("seperator", 102)
     else:
-        bos, eos = token("bos"), token("eos")
-    ends = {eos, token("eot"), token("eom"), *_spelled_ends(library)} - {None}
-    adds_bos = data.get("tokenizer.ggml.add_bos_token", model in ("llama", "bert", "t5"))
+        bos, eos = token("bos", 1 if model == "llama" else None), token("eos", {"llama": 2, "t5": 1}.get(model))
+    stops = {eos, token("eot"), token("eom"), *ends} - {None}
+    adds_bos = data.get("tokenizer.ggml.add_bos_token", model == "llama" or (model == "gpt2" and _pre(data) in _MERGED))
     adds_eos = data.get("tokenizer.ggml.add_eos_token", model in ("bert", "t5"))
     if model == "bert":  # the separator ends every text
         adds_bos, adds_eos = True, True
-    return Tokenizer(library, bos, eos, ends, adds_bos is True, adds_eos is True)  # type: ignore[arg-type]
+    return Tokenizer(library, bos, eos, stops, adds_bos is True, adds_eos is True)  # type: ignore[arg-type]
 
 
-def _column(path: object, data: Mapping[str, Any], key: str, count: int, default: float) -> np.ndarray[Any, Any]:
+def _column(path: object, data: Mapping[str, Any], key: str, count: int | None, default: float) -> np.ndarray[Any, Any]:
+    """An array of numbers, one for each token unless ``count`` is ``None``."""
     column = data.get(key)
     if column is None:
-        return np.full(count, default)
-    if not isinstance(column, np.ndarray) or column.shape != (count,):
-        raise FormatError(f"{path}: {key} has a number for each of {count:,} tokens")
+        return np.full(count or 0, default)
+    if not isinstance(column, np.ndarray) or (count is not None and column.shape != (count,)):
+        raise FormatError(
+            f"{path}: {key} has {'numbers' if count is None else f'a number for each of {count:,} tokens'}"
+        )
     return column
 
 
@@ -250,7 +281,7 @@ def _byte_pairs(path: object, data: Mapping[str, Any], pieces: list[str], kinds:
     if any(len(pair) != 2 for pair in merges):
         raise FormatError(f"{path}: tokenizer.ggml.merges are two pieces each, separated by a space")
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    library = Library(models.BPE(vocab=vocabulary, merges=merges, ignore_merges="llama" in str(_pre(data))))
+    library = Library(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=_pre(data) in _MERGED))
     library.pre_tokenizer = _splitting(path, _pre(data))
     library.decoder = decoders.ByteLevel()
     return library
@@ -261,26 +292,30 @@ def _pre(data: Mapping[str, Any]) -> str:
 
 
 def _splitting(path: object, pre: str) -> pre_tokenizers.PreTokenizer:
-    steps: list[Any] = []
-    if pre in _DIGITS:
-        steps, pre = [pre_tokenizers.Digits(individual_digits=True)], "gpt-2"
-    if pre not in _WORDS:
-        raise UnknownNameError("way to split text", pre[:60], (*_WORDS, *_DIGITS), f"(tokenizer.ggml.pre of {path})")
-    steps.append(pre_tokenizers.Split(Regex(_WORDS[pre]), "isolated"))
+    if pre not in _SPLITS:
+        raise UnknownNameError("way to split text", pre[:60], _SPLITS, f"(tokenizer.ggml.pre of {path})")
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
     return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def pre_name(path: object, splitting: Any) -> str:
     """The value of ``tokenizer.ggml.pre`` for the ``pre_tokenizer`` of a ``tokenizer.json``. Raises `FormatError` for
     one that splits text in a way that is not known here."""
-    steps = splitting.get("pretokenizers", [splitting]) if isinstance(splitting, Mapping) else []
-    patterns = [str(step["pattern"].get("Regex")) for step in steps if isinstance(step.get("pattern"), Mapping)]
-    if not patterns and any(step.get("type") == "ByteLevel" for step in steps):
-        return "gpt-2"  # the pattern that the step itself has
-    found = next((name for name, pattern in _WORDS.items() if patterns == [pattern]), None)
-    if found is None:
-        raise FormatError(f"{path}: text is split by {str(patterns)[:100]}, for which GGUF's readers have no name here")
-    return found
+    found: list[Any] = []
+    for step in splitting.get("pretokenizers", [splitting]) if isinstance(splitting, Mapping) else []:
+        kind, pattern = step.get("type"), step.get("pattern")
+        if kind == "ByteLevel" and step.get("add_prefix_space") is False:
+            found += [_GPT2] if step.get("use_regex", True) else []
+        elif kind == "Digits" and step.get("individual_digits") is True:
+            found.append(r"\p{N}")
+        elif kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+            found.append(pattern.get("Regex") if isinstance(pattern, Mapping) else pattern)
+        else:
+            found.append(f"{kind} {pattern or ''}")
+    name = next((name for name, patterns in _SPLITS.items() if list(patterns) == found), None)
+    if name is None:
+        raise FormatError(f"{path}: text is split by {str(found)[:100]}, for which GGUF's readers have no name here")
+    return name
 
 
 def _word_pieces(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
@@ -295,9 +330,13 @@ def _word_pieces(path: object, data: Mapping[str, Any], pieces: list[str], kinds
     for i, piece in enumerate(pieces):
         vocabulary.setdefault(spelled(i, piece), i)
     unknown = data.get("tokenizer.ggml.unknown_token_id", 100)
-    unknown_piece = pieces[unknown] if isinstance(unknown, int) and 0 <= unknown < len(pieces) else "[UNK]"
-    library = Library(models.WordPiece(vocab=vocabulary, unk_token=unknown_piece, max_input_chars_per_word=100))
-    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(pieces):
+        raise FormatError(f"{path}: tokenizer.ggml.unknown_token_id is no id of the vocabulary: {unknown!r:.60}")
+    known = spelled(unknown, pieces[unknown])
+    library = Library(models.WordPiece(vocab=vocabulary, unk_token=known, max_input_chars_per_word=100))
+    lower = data.get("tokenizer.ggml.normalizer.lowercase", True) is True
+    strip = data.get("tokenizer.ggml.normalizer.strip_accents", lower) is True
+    library.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##")
     return library
@@ -308,7 +347,12 @@ def _unigram(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np
     scores = _column(path, data, "tokenizer.ggml.scores", len(pieces), 0.0)
     unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
     library = Library(models.Unigram(list(zip(pieces, map(float, scores), strict=True)), unknown, False))
-    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always")
-    library.decoder = decoders.Metaspace(SPACE, "always")
+    charsmap = _column(path, data, "tokenizer.ggml.precompiled_charsmap", None, 0)
+    steps: list[Any] = [normalizers.Precompiled(charsmap.tobytes())] if charsmap.size else []
+    merged = data.get("tokenizer.ggml.remove_extra_whitespaces") is True
+    steps += [normalizers.Replace(Regex(p), to) for p, to in (("^ +| +$", ""), (" {2,}", " "))] if merged else []
+    library.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if merged or data.get("tokenizer.ggml.add_space_prefix") is True else "never"
+    library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prefix)
+    library.decoder = decoders.Metaspace(SPACE, prefix)
     return library

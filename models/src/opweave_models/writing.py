@@ -13,6 +13,7 @@ import opweave as ow
 from opweave.errors import FormatError, Unavailable
 from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
+from opweave.warning import warn_caller
 from opweave_models.config import YARN, Config
 from opweave_models.files import ModelFile, block_type, nbytes_of, open_model
 from opweave_models.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_name, read_tokenizer
@@ -174,20 +175,28 @@ def _vocabulary(opened: ModelFile) -> dict[str, Any]:
     keys: dict[str, Any] = {"add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
     keys |= {} if tokenizer.bos is None else {"bos_token_id": tokenizer.bos}
     keys |= {} if tokenizer.eos is None else {"eos_token_id": tokenizer.eos}
+    unknown = tokenizer.library.token_to_id(model["unk_token"]) if isinstance(model.get("unk_token"), str) else None
+    keys |= {} if unknown is None else {"unknown_token_id": unknown}
+    normalizer, splitting = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
     if model.get("type") == "WordPiece":
         pieces = [piece[2:] if piece.startswith("##") else piece if kind == CONTROL else f"▁{piece}"
                   for piece, kind in zip(pieces, kinds, strict=True)]  # fmt: skip
         keys |= {"model": "bert", "cls_token_id": tokenizer.bos, "seperator_token_id": tokenizer.eos}
+        lower, strip = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+        keys |= {"normalizer.lowercase": lower, "normalizer.strip_accents": lower if strip is None else strip}
     elif model.get("type") == "BPE" and model.get("byte_fallback"):
         ranks = {pair.replace(" ", ""): -float(rank) for rank, pair in reversed(list(enumerate(pairs)))}
         kinds = [
             BYTE if piece[:3] == "<0x" and kind == NORMAL else kind for piece, kind in zip(pieces, kinds, strict=True)
         ]
-        prefix = "Prepend" in str(data.get("normalizer"))
+        prefix = "Prepend" in str(normalizer) or splitting.get("prepend_scheme", "never") != "never"
         keys |= {"model": "llama", "scores": [ranks.get(piece, -1e6) for piece in pieces], "add_space_prefix": prefix}
     elif model.get("type") == "BPE":
-        keys |= {"model": "gpt2", "pre": pre_name(path, data.get("pre_tokenizer")), "merges": pairs}
+        keys |= {"model": "gpt2", "pre": pre_name(path, splitting), "merges": pairs}
+        if normalizer:
+            warn_caller(f"{path}: GGUF cannot say that texts are normalized ({normalizer.get('type')}); those that are "
+                        "not so already, as with accents apart from their letters, get other tokens")  # fmt: skip
     else:
         raise FormatError(f"{path}: {model.get('type')!r:.40} is no kind of tokenizer that is written here")
     keys |= {"tokens": pieces, "token_type": kinds}

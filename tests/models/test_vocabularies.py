@@ -1,0 +1,168 @@
+"""Vocabularies of GGUF files beside Gemma's: ids as llama.cpp b11549 printed them for the same metadata, and those of
+the library ``tokenizers`` after a folder became a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import models as kinds_of_models
+
+import opweave as ow
+from opweave.warning import OpweaveWarning
+
+models = pytest.importorskip("opweave_models")
+pytest.importorskip("gguf")
+
+MERGES = ["' s", "Ġ )", "1 2", "12 3", "4 5", "Ġ Ġ", "č Ċ", "Ċ Ċ", "F o", "Fo o", "o B", "Ã ī", "( (", "a Ã", ". ."]
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+PIECES = ["<s>", "</s>", "<|end|>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in MERGES)]
+TEXT = "It's ((12345 )\r\n\n  FooB..<|end|> aÉ xoB"
+
+LINES = [266, 202, 224, 224, 269, 37, 274, 2, 224, 68, 271, 224, 91]
+"""Line ends, spaces, FooB.., the control token although its type does not say so, aÉ x."""
+
+IDS = {
+    None: [44, 87, 10, 86, 224, 272, 263, 264, 224, 12, *LINES, 270],
+    "default": [44, 87, 10, 86, 224, 272, 263, 264, 224, 12, *LINES, 270],
+    "gpt-2": [44, 87, 260, 224, 272, 263, 264, 261, *LINES, 270],
+    "smollm": [44, 87, 260, 224, 272, 20, 21, 22, 23, 24, 261, *LINES, 270],
+    "qwen2": [44, 87, 260, 224, 272, 20, 21, 22, 23, 24, 261, *LINES, 270],
+    "llama-bpe": [0, 44, 87, 260, 224, 272, 263, 264, 261, *LINES, 270],
+    "dbrx": [44, 87, 260, 224, 272, 263, 264, 261, *LINES, 270],
+    "tekken": [0, 44, 87, 260, 224, 272, 20, 21, 22, 23, 24, 261, *LINES, 82, 37],
+    "gpt-4o": [44, 87, 260, 224, 272, 263, 264, 261, *LINES, 82, 37],
+}
+
+SENTENCES = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "▁▁",
+             "<|user|>", "<|end|>", "<|endoftext|>"]  # fmt: skip
+
+
+def tokenizer(model, pieces, kinds, name="m", **keys):
+    metadata = {"general.name": name, "tokenizer.ggml.model": model, "tokenizer.ggml.tokens": pieces}
+    metadata["tokenizer.ggml.token_type"] = np.array(kinds, np.int32)
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    return models.read_tokenizer(models.ModelFile(Path("m.gguf"), None, {}, metadata))
+
+
+@pytest.mark.parametrize("pre", IDS)
+def test_byte_pairs_are_split_as_llama_cpp_splits_them(pre):
+    found = tokenizer("gpt2", PIECES, [3, 3, 1, 2, *[1] * (len(PIECES) - 4)], merges=MERGES, pre=pre, bos_token_id=0)
+    assert found.encode(TEXT) == IDS[pre]
+    assert 2 in found.ends
+    assert 2 not in found.encode("<|end|>", parse=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "behind"), [("other", [266, 259, 13, 262, 2]), ("Phi-3 mini", [266, 262, 2])]
+)  # fmt: skip
+def test_sentencepiece_is_that_of_llama_cpp(name, behind):
+    """A space before each text and behind control tokens, the unknown token spelled out, beginnings that the metadata
+    do not name, and spaces that Phi-3's control tokens swallow."""
+    scores = np.array([0.0] * 259 + [-1, -2, -3, -4, -5, -6, -10, -10, -10], np.float32)
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 6, 4, 3, 3]
+    found = tokenizer("llama", SENTENCES, kinds, name, scores=scores)
+    start = [1, 262, 259, 262, 261, 0, 259, 261, 265, *([] if "Phi" in name else [259]), 262]
+    assert found.encode("a  ab<unk>b<|user|> a<|end|>\n a</s>") == start + behind
+    assert (found.bos, found.eos) == (1, 2)
+
+
+def test_word_pieces_keep_case_where_the_metadata_say_so():
+    pieces, kinds = ["[PAD]", "[UNK]", "▁Ab", "▁ab", "▁É", "▁E", "▁e"], [3, 3, 1, 1, 1, 1, 1]
+    known = {"unknown_token_id": 1, "cls_token_id": 0, "seperator_token_id": 0}
+    assert tokenizer("bert", pieces, kinds, **known).encode("Ab É ?", special=False) == [3, 6, 1]
+    cased = {"normalizer.lowercase": False}
+    assert tokenizer("bert", pieces, kinds, **known, **cased).encode("Ab É ?", special=False) == [2, 4, 1]
+    accents = cased | {"normalizer.strip_accents": True}
+    assert tokenizer("bert", pieces, kinds, **known, **accents).encode("Ab É ?", special=False) == [2, 5, 1]
+    with pytest.raises(ow.FormatError, match=r"m\.gguf: tokenizer\.ggml\.unknown_token_id"):
+        tokenizer("bert", pieces, kinds)
+
+
+def test_unigrams_have_spaces_as_the_metadata_say():
+    pieces, kinds = ["<unk>", "</s>", "▁", "a", "▁a", "▁▁"], [2, 3, 1, 1, 1, 1]
+    scores = np.array([0, 0, -2, -2, -1, -1], np.float32)
+    plain = tokenizer("t5", pieces, kinds, scores=scores)
+    assert (plain.encode("a  a"), plain.eos) == ([3, 2, 4, 1], 1)
+    assert tokenizer("t5", pieces, kinds, scores=scores, add_space_prefix=True).encode("a  a") == [4, 2, 4, 1]
+    merged = tokenizer("t5", pieces, kinds, scores=scores, remove_extra_whitespaces=True)
+    assert merged.encode(" a   a  ") == [4, 4, 1]
+
+
+def byte_level(**options):
+    return json.loads(pre_tokenizers.ByteLevel(**options).__getstate__())
+
+
+def test_ways_to_split_have_the_name_that_says_all_of_them():
+    digits = json.loads(pre_tokenizers.Digits(individual_digits=True).__getstate__())
+    plain = byte_level(add_prefix_space=False)
+    assert models.tokenizer.pre_name("t", plain) == "gpt-2"
+    assert models.tokenizer.pre_name("t", {"pretokenizers": [digits, plain]}) == "smollm"
+    threes = {**digits, "individual_digits": False}
+    for other in (byte_level(add_prefix_space=True), byte_level(add_prefix_space=False, use_regex=False),
+                  {"pretokenizers": [threes, plain]}, None):  # fmt: skip
+        with pytest.raises(ow.FormatError, match="t: text is split by"):
+            models.tokenizer.pre_name("t", other)
+
+
+def write_folder(path, shapes, config, library):
+    drawn = np.random.default_rng(0)
+    save_file({name: drawn.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()},
+              path / "model.safetensors")  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    library.save(str(path / "tokenizer.json"))
+
+
+def test_a_cased_encoder_becomes_a_file_with_the_same_ids(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    from opweave_models.writing import write_gguf
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "Ab", "ab", "##c", "é"]
+    library = Tokenizer(kinds_of_models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=False)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.add_special_tokens(words[:4])
+    library.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    config = {"model_type": "bert", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8,
+              "num_attention_heads": 2, "max_position_embeddings": 16}  # fmt: skip
+    layer = "encoder.layer.0."
+    shapes = {"embeddings.word_embeddings.weight": (8, 8), "embeddings.position_embeddings.weight": (16, 8)}
+    shapes |= {f"embeddings.LayerNorm.{kind}": (8,) for kind in ("weight", "bias")}
+    shapes |= {f"{layer}{name}.LayerNorm.{kind}": (8,) for name in ("attention.output", "output")
+               for kind in ("weight", "bias")}  # fmt: skip
+    shapes |= {f"{layer}{name}.weight": (8, 8) for name in (
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+        "intermediate.dense", "output.dense")}  # fmt: skip
+    write_folder(tmp_path, shapes, config, library)
+    write_gguf(tmp_path, tmp_path / "m.gguf")
+    found = models.read_tokenizer(models.open_model(tmp_path / "m.gguf"))
+    for text in ("Ab abc É é zz", "[SEP] Abc"):
+        assert found.encode(text) == library.encode(text).ids
+
+
+@pytest.mark.parametrize(("normalizer", "warned"), [(None, False), (normalizers.NFC(), True)])
+def test_normalization_that_gguf_cannot_say_is_told(tmp_path, recwarn, normalizer, warned):
+    from opweave_models.writing import write_gguf
+
+    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    library = Tokenizer(kinds_of_models.BPE({piece: i for i, piece in enumerate(PIECES)}, pairs))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if normalizer is not None:
+        library.normalizer = normalizer
+    config = {"model_type": "llama", "vocab_size": len(PIECES), "hidden_size": 8, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16}  # fmt: skip
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+             "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+    shapes = {"model.embed_tokens.weight": (len(PIECES), 8), "model.norm.weight": (8,)}
+    shapes |= {f"model.layers.0.{name}.weight": (8, 8) for name in names}
+    shapes |= {f"model.layers.0.{name}_layernorm.weight": (8,) for name in ("input", "post_attention")}
+    write_folder(tmp_path, shapes, config, library)
+    write_gguf(tmp_path, tmp_path / "m.gguf")
+    told = [str(each.message) for each in recwarn if issubclass(each.category, OpweaveWarning)]
+    assert len(told) == warned
+    assert all("NFC" in text for text in told)
