@@ -189,5 +189,25 @@ def test_which_layers_have_a_window_is_read():
     ):  # fmt: skip
         found = gguf_config(architecture, **{"attention.sliding_window": 8}, **given)
         assert found.windowed == expected
-    with pytest.raises(ow.FormatError, match="a flag for each of 4 layers"):
+    with pytest.raises(ow.FormatError, match="sliding_window_pattern"):
         gguf_config("gemma3", **{key: np.array([True])})
+
+
+def test_a_chat_template_that_is_none_is_left_out(tmp_path):
+    from tests.support.small_models import write_tokenizer
+
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [[1], {"name": "default"}]}', encoding="utf-8")
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 1,
+              "vocab_size": 9, "intermediate_size": 4, "max_position_embeddings": 16}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    from safetensors.numpy import save_file
+
+    names = [f"model.layers.0.{name}" for name in (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+        "mlp.down_proj")]  # fmt: skip
+    norms = ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"]
+    tensors = {f"{name}.weight": np.zeros((4, 4), np.float32) for name in names}
+    tensors |= {f"{name}.weight": np.zeros(4, np.float32) for name in norms}
+    save_file({**tensors, "model.embed_tokens.weight": np.zeros((9, 4), np.float32)}, tmp_path / "model.safetensors")
+    assert models.open_model(tmp_path).chat_template is None

@@ -101,10 +101,15 @@ def test_ways_to_split_have_the_name_that_says_all_of_them():
     digits = json.loads(pre_tokenizers.Digits(individual_digits=True).__getstate__())
     plain = byte_level(add_prefix_space=False)
     assert models.tokenizer.pre_name("t", plain) == "gpt-2"
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    split = {"type": "Split", "pattern": {"Regex": words + r"|\s+(?!\S)|\s+"}, "behavior": "Isolated"}
+    threes = {"pretokenizers": [split, byte_level(add_prefix_space=False, use_regex=False)]}
+    assert models.tokenizer.pre_name("t", threes, True) == "llama-bpe"
+    assert models.tokenizer.pre_name("t", threes, False) == "dbrx"
     assert models.tokenizer.pre_name("t", {"pretokenizers": [digits, plain]}) == "smollm"
-    threes = {**digits, "individual_digits": False}
+    runs = {**digits, "individual_digits": False}
     for other in (byte_level(add_prefix_space=True), byte_level(add_prefix_space=False, use_regex=False),
-                  {"pretokenizers": [threes, plain]}, None):  # fmt: skip
+                  {"pretokenizers": [runs, plain]}, None):  # fmt: skip
         with pytest.raises(ow.FormatError, match="t: text is split by"):
             models.tokenizer.pre_name("t", other)
 

@@ -22,8 +22,7 @@ MOST: Final = {"layers": 1024, "heads": 4096, "groups": 4096, "size": 65536, "wi
 """The largest numbers that are believed: above them a file is damaged, and is refused before anything is allocated."""
 
 YARN: Final = {"ext_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
-"""How much of YaRN's interpolation is mixed in; turns of a pair in the original context, above which YaRN leaves it,
-and below which it interpolates."""
+"""YaRN's share; turns of a pair in the original context above which it leaves it, and below which it interpolates."""
 
 Pooling = Literal["none", "mean", "cls"]
 
@@ -124,9 +123,7 @@ class _Fields:
                 raise FormatError(f"{self.path}: the metadata lack {self.prefix + key}")
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise FormatError(
-                f"{self.path}: {self.prefix + key} is a number from {least:g} to {most:g}, not {value!r:.60}"
-            )
+            raise FormatError(f"{self.path}: {self.prefix}{key} is a number, {least:g} to {most:g}, not {value!r:.60}")
         return float(value)
 
     def count(self, what: str, key: str, default: int | None = None, least: int = 1) -> int:
@@ -211,8 +208,8 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
     """
     stored = metadata.get("general.architecture")
     f = _Fields(path, metadata, f"{stored}.")
-    architecture = _known(path, stored)
-    architecture = "mixtral" if architecture == "llama" and "llama.expert_count" in metadata else architecture
+    experts_of_llama = str(stored) == "llama" and "llama.expert_count" in metadata
+    architecture = "mixtral" if experts_of_llama else _known(path, stored)
     layers, width = f.count("layers", "block_count"), f.count("width", "embedding_length")
     heads = f.count("heads", "attention.head_count")
     groups = f.count("groups", "attention.head_count_kv", heads)
@@ -252,9 +249,7 @@ def _gguf_windowed(f: _Fields, architecture: str, layers: int, window: int) -> t
     """A period, of which the last layer sees all, or a flag for each layer."""
     key = "attention.sliding_window_pattern"
     given = f.values.get(f.prefix + key)
-    if isinstance(given, np.ndarray) and given.dtype == np.bool_:
-        if given.shape != (layers,):
-            raise FormatError(f"{f.path}: {f.prefix}{key} has a flag for each of {layers} layers")
+    if isinstance(given, np.ndarray) and given.dtype == np.bool_ and given.shape == (layers,):
         return tuple(bool(window) and flag for flag in given.tolist())
     return _windowed(architecture, layers, window, f.count("layers", key, 0, 0) or None)
 

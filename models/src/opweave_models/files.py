@@ -121,7 +121,7 @@ def _open_folder(place: Path) -> ModelFile:
     settings = _read_json(place / "tokenizer_config.json", optional=True)
     chat: Any = settings.get("chat_template")
     if isinstance(chat, list):  # several, by name
-        chat = next((each.get("template") for each in chat if each.get("name") == "default"), None)
+        chat = next((e.get("template") for e in chat if isinstance(e, Mapping) and e.get("name") == "default"), None)
     if (place / "chat_template.jinja").exists():
         chat = (place / "chat_template.jinja").read_text(encoding="utf-8")
     generation = _read_json(place / "generation_config.json", optional=True)
@@ -160,9 +160,7 @@ def _pooling(place: Path) -> Pooling | None:
     chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
     known: dict[str, Pooling] = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     if len(chosen) > 1 or not known.keys() >= set(chosen):
-        raise FormatError(
-            f"{path}: tokens are pooled by {', '.join(chosen)[:100]}; here by the mean or the first token"
-        )
+        raise FormatError(f"{path}: tokens are pooled by {', '.join(chosen)[:100]}; here by mean or first token")
     return known[chosen[0]] if chosen else None
 
 

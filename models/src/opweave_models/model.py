@@ -389,8 +389,7 @@ class Model:
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
         if self._pooling == "none":
-            raise UnsupportedOpError(f"{self.file.path} does not say how the embeddings of a text's tokens become one; "
-                                     "load it with pooling='mean' or pooling='cls'")  # fmt: skip
+            raise UnsupportedOpError(f"{self.file.path} does not say how to pool; load it with pooling='mean' or 'cls'")
         found = np.zeros((len(texts), self.config.width), np.float32)
         ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))

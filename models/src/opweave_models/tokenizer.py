@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -21,37 +20,29 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 SPACE: Final = "▁"
 
-_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS: Final = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _BEFORE: Final = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_MERGED: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
-"""Values of ``tokenizer.ggml.pre`` of vocabularies whose pieces are taken whole, whatever their merges, and whose texts
-begin with a token of their own where the metadata do not say otherwise."""
-
-
-def _cased(ending: str, digits: str) -> tuple[str, ...]:
-    """The pattern of tekken and GPT-4o: a word ends where a capital letter follows a small one."""
-    words = f"{_BEFORE}{_UPPER}*{_LOWER}+{ending}|{_BEFORE}{_UPPER}+{_LOWER}*{ending}|{digits}"
-    return (words + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1),)
-
+_SLASHES: Final = _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+_LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+_MERGED: Final = (*_LLAMA3, "tekken")
+"""Values of ``tokenizer.ggml.pre`` with which texts have a first token by default, and whole pieces need no merges."""
 
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"),
-        (_CONTRACTIONS + _LETTERS + r"\p{N}{1,3}" + _REST,),
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_CONTRACTIONS + _LETTERS + r"\p{N}" + _REST,)),
+    **dict.fromkeys((*_LLAMA3, "dbrx", "smaug-bpe"), (_SHORT + _LETTERS + r"\p{N}{1,3}" + _REST,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_SHORT + _LETTERS + r"\p{N}" + _REST,)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
-    "tekken": _cased("", r"\p{N}"),
-    "gpt-4o": _cased(_CONTRACTIONS + "?", r"\p{N}{1,3}"),
+    "tekken": (rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}" + _SLASHES,),
+    "gpt-4o": (
+        rf"{_BEFORE}{_UPPER}*{_LOWER}+{_SHORT}?|{_BEFORE}{_UPPER}+{_LOWER}*{_SHORT}?|\p{{N}}{{1,3}}" + _SLASHES,
+    ),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
-"""``tokenizer.ggml.pre`` -> the patterns that split a text, one after the other, into the pieces within which pairs of
-bytes are merged. A file that does not say how has llama.cpp's ``default``."""
+"""``tokenizer.ggml.pre`` -> patterns that split a text one after the other; bytes are merged within the pieces."""
 
 _END_TEXTS: Final = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
                      "<EOT>", "<|eom_id|>")  # fmt: skip
@@ -205,17 +196,15 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     library = makers[model](path, data, pieces, kinds)
     ends = _spelled_ends(library)
     special = {*np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist(), *ends}
+    named = str(data.get("general.name")).lower()
     # Phi-3's own tokenizer takes the spaces behind these tokens away; GGUF has no key for it.
-    strips = re.search("phi-?3", str(data.get("general.name")), re.IGNORECASE) is not None
-    library.add_special_tokens([
-        AddedToken(pieces[i], special=True, normalized=False,
-                   rstrip=strips and pieces[i] not in ("<unk>", "<s>", "<|endoftext|>"))
-        for i in sorted(special)
-    ])  # fmt: skip
-    library.add_tokens([
-        AddedToken(pieces[i], normalized=False, rstrip=strips)
-        for i in np.flatnonzero(kinds == USER_DEFINED) if i not in special
-    ])  # fmt: skip
+    strips = set(pieces) - {"<unk>", "<s>", "<|endoftext|>"} if "phi3" in named.replace("-", "") else set()
+
+    def added(ids: Iterable[int]) -> list[AddedToken]:
+        return [AddedToken(pieces[i], normalized=False, rstrip=pieces[i] in strips) for i in ids]
+
+    library.add_special_tokens(added(sorted(special)))
+    library.add_tokens(added(i for i in np.flatnonzero(kinds == USER_DEFINED).tolist() if i not in special))
 
     def token(key: str, default: int | None = None) -> int | None:
         known = default if default is not None and default < len(pieces) else None
@@ -236,15 +225,12 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     return Tokenizer(library, bos, eos, stops, adds_bos is True, adds_eos is True)  # type: ignore[arg-type]
 
 
-def _column(path: object, data: Mapping[str, Any], key: str, count: int | None, default: float) -> np.ndarray[Any, Any]:
-    """An array of numbers, one for each token unless ``count`` is ``None``."""
+def _column(path: object, data: Mapping[str, Any], key: str, count: int, default: float) -> np.ndarray[Any, Any]:
     column = data.get(key)
     if column is None:
-        return np.full(count or 0, default)
-    if not isinstance(column, np.ndarray) or (count is not None and column.shape != (count,)):
-        raise FormatError(
-            f"{path}: {key} has {'numbers' if count is None else f'a number for each of {count:,} tokens'}"
-        )
+        return np.full(count, default)
+    if not isinstance(column, np.ndarray) or column.shape != (count,):
+        raise FormatError(f"{path}: {key} has a number for each of {count:,} tokens")
     return column
 
 
@@ -298,9 +284,9 @@ def _splitting(path: object, pre: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def pre_name(path: object, splitting: Any) -> str:
-    """The value of ``tokenizer.ggml.pre`` for the ``pre_tokenizer`` of a ``tokenizer.json``. Raises `FormatError` for
-    one that splits text in a way that is not known here."""
+def pre_name(path: object, splitting: Any, whole: bool = False) -> str:
+    """The value of ``tokenizer.ggml.pre`` for the ``pre_tokenizer`` of a ``tokenizer.json``; ``whole`` pieces need no
+    merges there. Raises `FormatError` for one that splits text in a way that is not known here."""
     found: list[Any] = []
     for step in splitting.get("pretokenizers", [splitting]) if isinstance(splitting, Mapping) else []:
         kind, pattern = step.get("type"), step.get("pattern")
@@ -312,10 +298,10 @@ def pre_name(path: object, splitting: Any) -> str:
             found.append(pattern.get("Regex") if isinstance(pattern, Mapping) else pattern)
         else:
             found.append(f"{kind} {pattern or ''}")
-    name = next((name for name, patterns in _SPLITS.items() if list(patterns) == found), None)
-    if name is None:
-        raise FormatError(f"{path}: text is split by {str(found)[:100]}, for which GGUF's readers have no name here")
-    return name
+    for name, patterns in _SPLITS.items():
+        if (patterns, name in _MERGED) == (tuple(found), whole):
+            return name
+    raise FormatError(f"{path}: text is split by {str(found)[:100]}, for which GGUF's readers have no name here")
 
 
 def _word_pieces(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
@@ -347,8 +333,8 @@ def _unigram(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np
     scores = _column(path, data, "tokenizer.ggml.scores", len(pieces), 0.0)
     unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
     library = Library(models.Unigram(list(zip(pieces, map(float, scores), strict=True)), unknown, False))
-    charsmap = _column(path, data, "tokenizer.ggml.precompiled_charsmap", None, 0)
-    steps: list[Any] = [normalizers.Precompiled(charsmap.tobytes())] if charsmap.size else []
+    charsmap = data.get("tokenizer.ggml.precompiled_charsmap")
+    steps: list[Any] = [] if charsmap is None else [normalizers.Precompiled(charsmap.tobytes())]
     merged = data.get("tokenizer.ggml.remove_extra_whitespaces") is True
     steps += [normalizers.Replace(Regex(p), to) for p, to in (("^ +| +$", ""), (" {2,}", " "))] if merged else []
     library.normalizer = normalizers.Sequence(steps)

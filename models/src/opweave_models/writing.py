@@ -193,7 +193,7 @@ def _vocabulary(opened: ModelFile) -> dict[str, Any]:
         prefix = "Prepend" in str(normalizer) or splitting.get("prepend_scheme", "never") != "never"
         keys |= {"model": "llama", "scores": [ranks.get(piece, -1e6) for piece in pieces], "add_space_prefix": prefix}
     elif model.get("type") == "BPE":
-        keys |= {"model": "gpt2", "pre": pre_name(path, splitting), "merges": pairs}
+        keys |= {"model": "gpt2", "pre": pre_name(path, splitting, model.get("ignore_merges") is True), "merges": pairs}
         if normalizer:
             warn_caller(f"{path}: GGUF cannot say that texts are normalized ({normalizer.get('type')}); those that are "
                         "not so already, as with accents apart from their letters, get other tokens")  # fmt: skip
