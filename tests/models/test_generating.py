@@ -473,7 +473,7 @@ def test_a_vocabulary_is_read_for_schemas_once(plain, monkeypatch):
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["cpu", "opencl:0", "torch:cpu"])
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
 def test_five_hundred_steps_trace_build_and_allocate_nothing(folders, device, monkeypatch):
     try:
         ow.device(device)
