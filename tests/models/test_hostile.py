@@ -207,7 +207,7 @@ def test_a_chat_template_that_is_none_is_left_out(tmp_path):
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
         "mlp.down_proj")]  # fmt: skip
     norms = ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"]
-    tensors = {f"{name}.weight": np.zeros((4, 4), np.float32) for name in names}
+    tensors: dict[str, np.ndarray] = {f"{name}.weight": np.zeros((4, 4), np.float32) for name in names}
     tensors |= {f"{name}.weight": np.zeros(4, np.float32) for name in norms}
     save_file({**tensors, "model.embed_tokens.weight": np.zeros((9, 4), np.float32)}, tmp_path / "model.safetensors")
     assert models.open_model(tmp_path).chat_template is None

@@ -136,7 +136,10 @@ def test_a_cased_encoder_becomes_a_file_with_the_same_ids(tmp_path):
     config = {"model_type": "bert", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8,
               "num_attention_heads": 2, "max_position_embeddings": 16}  # fmt: skip
     layer = "encoder.layer.0."
-    shapes = {"embeddings.word_embeddings.weight": (8, 8), "embeddings.position_embeddings.weight": (16, 8)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (8, 8),
+        "embeddings.position_embeddings.weight": (16, 8),
+    }
     shapes |= {f"embeddings.LayerNorm.{kind}": (8,) for kind in ("weight", "bias")}
     shapes |= {f"{layer}{name}.LayerNorm.{kind}": (8,) for name in ("attention.output", "output")
                for kind in ("weight", "bias")}  # fmt: skip
@@ -154,7 +157,7 @@ def test_a_cased_encoder_becomes_a_file_with_the_same_ids(tmp_path):
 def test_normalization_that_gguf_cannot_say_is_told(tmp_path, recwarn, normalizer, warned):
     from opweave_models.writing import write_gguf
 
-    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in MERGES)]
     library = Tokenizer(kinds_of_models.BPE({piece: i for i, piece in enumerate(PIECES)}, pairs))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if normalizer is not None:
@@ -163,7 +166,7 @@ def test_normalization_that_gguf_cannot_say_is_told(tmp_path, recwarn, normalize
               "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16}  # fmt: skip
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
              "mlp.up_proj", "mlp.down_proj")  # fmt: skip
-    shapes = {"model.embed_tokens.weight": (len(PIECES), 8), "model.norm.weight": (8,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(PIECES), 8), "model.norm.weight": (8,)}
     shapes |= {f"model.layers.0.{name}.weight": (8, 8) for name in names}
     shapes |= {f"model.layers.0.{name}_layernorm.weight": (8,) for name in ("input", "post_attention")}
     write_folder(tmp_path, shapes, config, library)
