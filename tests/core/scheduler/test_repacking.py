@@ -228,6 +228,15 @@ def test_as_many_weights_are_copied_as_the_limit_allows(device, w):
     assert device.ran == ["turned", "linear"]
 
 
+def test_copies_of_earlier_programs_count_toward_the_limit(device, w):
+    first, second = ow.weights({"a": w, "b": w + 1}).values()
+    x = ow.input("x", (2, 32))
+    with ow.Scheduler([device, HostDevice()], repack=3 * w.nbytes) as scheduler:
+        scheduler.build(ow.linear(x, first))
+        scheduler.build([ow.linear(x, first), ow.linear(x, second)]).run(x=X)
+    assert device.ran == ["turned", "linear"]
+
+
 def test_no_copies_where_it_does_not_pay_or_values_may_change(device, w):
     x, fed, state = ow.input("x", (2, 32)), ow.input("fed", (64, 32)), ow.state("s", (64, 32))
     weight = ow.weights({"w": w})["w"]

@@ -11,6 +11,7 @@ from opweave.contract.memory import Usage
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Signature
+from opweave.runtime.memory import BufferType
 from opweave.scheduler.place.target import Support, Target, unbound_step
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from opweave.graph.leaf import Leaf
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
-    from opweave.runtime.memory import BufferType
 
 __all__ = ["Capabilities", "at_precision"]
 
@@ -178,7 +178,8 @@ def _mark_whole(
         sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
         for target, _ in sizes:
             if target.name not in room:
-                room[target.name] = min(target.repack, target.device.mem_info()[0] // 2)
+                made = sum(kind.alloc_size(w) for w, kind in _copies(nodes) if kind.device is target.device)
+                room[target.name] = min(target.repack - made, target.device.mem_info()[0] // 2)
         if any(spent[target.name] + size > room[target.name] for target, size in sizes):
             continue
         for target, size in sizes:
@@ -218,6 +219,12 @@ def _is_whole(source: Tensor, special: Container[Tensor]) -> bool:
     if leaf is None or leaf.kind not in ("weight", "constant") or len(source.shape) < 2 or source in special:
         return False
     return leaf.placement is None or leaf.placement.buffer.usage is Usage.WEIGHTS
+
+
+def _copies(nodes: Sequence[Tensor]) -> set[tuple[Tensor, BufferType]]:
+    """The copies in special memory that read-only sources have already, from other programs."""
+    leaves = {source for node in nodes for source in node.srcs if source.leaf is not None}
+    return {(w, kind) for w in leaves if w.leaf for kind in w.leaf.copies if isinstance(kind, BufferType)}
 
 
 def _has_copy(weight: Tensor, kind: BufferType) -> bool:
