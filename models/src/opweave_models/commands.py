@@ -218,7 +218,8 @@ def info(file: File, as_json: Json = False) -> None:
 
 def plan(
     file: File, devices: Devices = "auto", context: Context = None, kv: KV = "f16", memory: Memory = None,
-    split: Split = None, experts: Experts = None, place: Place = None,
+    split: Split = None, experts: Experts = None, place: Place = None, precision: Precision = "int8",
+    repack: Repack = None,
     sequences: Annotated[int, typer.Option("--sequences", help="How many sequences at a time.")] = 1,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -226,11 +227,11 @@ def plan(
     opened = open_model(file)
     made: Plan = plan_placement(
         opened, devices, context=context or min(4096, opened.config.context), sequences=sequences, kv=kv,
-        **_placement(memory, split, experts, place),
+        repack=repack, precision=precision, **_placement(memory, split, experts, place),
     )  # fmt: skip
     if as_json:
-        rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "cache": s.cache, "compute": s.compute,
-                 "budget": s.budget} for s in made.shares]  # fmt: skip
+        rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "copies": s.copies, "cache": s.cache,
+                 "compute": s.compute, "budget": s.budget} for s in made.shares]  # fmt: skip
         print_json({"path": str(file), "context": made.context, "kv": made.kv, "devices": rows})
     else:
         print(made)

@@ -7,9 +7,12 @@ folders leave out. Every tensor that the architecture needs is checked for its s
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +58,23 @@ class ModelFile:
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return sum(map(nbytes_of, self.tensors.values()))
+
+    def release(self) -> None:
+        """Let go of the mapped pages that were read: those that are read again come back from the file. Devices that
+        have copies of weights read no more of them. Memory that was freed goes back to the system too: lists of merges
+        and what prompts needed, which the GNU C library keeps unless it is told."""
+        found: dict[int, mmap.mmap] = {}
+        for value in self.tensors.values():
+            base: Any = value.data if isinstance(value, ow.Blocks) else value
+            while isinstance(base, np.ndarray | memoryview):
+                base = base.base if isinstance(base, np.ndarray) else base.obj
+            if isinstance(base, mmap.mmap):
+                found[id(base)] = base
+        for pages in found.values() if hasattr(mmap, "MADV_DONTNEED") else ():
+            with suppress(OSError):  # pages that a driver has locked stay
+                pages.madvise(mmap.MADV_DONTNEED)
+        with suppress(AttributeError, OSError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
     @property
     def label(self) -> str:
@@ -106,6 +126,8 @@ def _open(place: Path) -> ModelFile:
         raise FormatError(f"{place} is no model: a GGUF file with general.architecture, or a folder with config.json")
     config = config_from_gguf(place, metadata, found)
     chat = metadata.get("tokenizer.chat_template")
+    for part in (found, *getattr(found, "parts", {}).values()):
+        part.metadata = {}  # the vocabulary goes when the caller has read it
     tensors = _checked(place, config, found, {name: name for name in found})
     return ModelFile(place, config, tensors, metadata, None, chat if isinstance(chat, str) else None)
 

@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from operator import eq
 from pathlib import Path
 from time import perf_counter
@@ -23,9 +24,9 @@ from opweave_models.config import Config, Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
 from opweave_models.files import ModelFile, block_type, open_model
-from opweave_models.placement import Plan, parse_bytes, plan_placement
+from opweave_models.placement import Plan, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
-from opweave_models.tokenizer import Tokenizer, read_tokenizer
+from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
 
 __all__ = ["Model", "Session", "Stats", "load", "planned"]
 
@@ -64,8 +65,8 @@ def load(
         memory, split, experts, patterns: as of `plan_placement`.
         repack: bytes (``"2GiB"``) that copies of weights in forms with which a device's kernels are faster may take on
             each device: packed by oneDNN or ONNX Runtime, decoded. On ``torch:cpu`` they take up to eight times the
-            bytes of weights in blocks of 4 bits, and steps without them several times as long. ``None``: as
-            `opweave.Scheduler` says.
+            bytes of weights in blocks of 4 bits, and steps without them several times as long. ``None``: so many that
+            a decoder takes at most 1.5 times the bytes of its weights; of an encoder all. `Plan` says how many before.
         template: a chat template, in place of the model's own: Jinja, or ``"gemma"``, ``"chatml"`` or
             ``"plain"``: messages as they are, for models that were not trained on chats.
         pooling: of an encoder, in place of its own: ``"mean"`` or ``"cls"``.
@@ -87,10 +88,9 @@ def load(
         raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
     plan = plan_placement(
         file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
-        experts=experts, patterns=patterns,
+        experts=experts, patterns=patterns, repack=repack, precision=precision,
     )  # fmt: skip
-    most = None if repack is None else parse_bytes(repack)
-    return Model(file, plan, precision, quantize, template, pooling, most)
+    return Model(file, plan, precision, quantize, template, pooling)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Model:
     """A model on its devices. Made by `load`. One step runs at a time; calls from several threads wait.
 
     Attributes:
-        file, config: what was opened.
+        file, config: what was opened, without the vocabulary, which the tokenizer has.
         plan: where it lies; ``print(model.plan)``.
         tokenizer: text to ids.
         weights: the weights by GGUF's names.
@@ -131,10 +131,13 @@ class Model:
 
     def __init__(
         self, file: ModelFile, plan: Plan, precision: Any, quantize: str | None, template: str | None,
-        pooling: Pooling | None, repack: int | None = None,
+        pooling: Pooling | None,
     ) -> None:  # fmt: skip
-        self.file, self.config, self.plan = file, file.config, plan
+        self.config, self.plan = file.config, plan
         self.tokenizer: Final[Tokenizer] = read_tokenizer(file)
+        kept = {key: value for key, value in file.metadata.items() if key not in VOCABULARY}
+        self.file: Final = replace(file, metadata=kept)
+        self.file.release()
         self.stats = Stats()
         self.lock: Final = threading.RLock()
         self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
@@ -143,8 +146,10 @@ class Model:
         self._closed = False
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
         self._window: Final = self.config.window if any(self.config.windowed) else plan.context
+        self._run_before: Final[set[tuple[int, ...]]] = set()
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
-        scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
+        most = max(share.repack for share in plan.shares)
+        scheduler = ow.Scheduler(devices, repack=True if most == inf else int(most), precision=precision)
         self.cache: ow.KVCache | None = None
         if self.config.causal:
             layers = plan.layers if plan.placed else None
@@ -220,6 +225,7 @@ class Model:
         cache = self.decoder_cache()
         before = {sequence: int(cache.lengths[sequence]) for sequence in tokens}
         batch = cache.feed(tokens)
+        shape = *batch.tokens.shape, batch.reach
         try:
             logits = self.step(*batch)
         except BaseException:
@@ -229,6 +235,10 @@ class Model:
                 except BoundsError:  # a ring has forgotten what came before: the sequence is computed anew
                     cache.truncate(sequence, 0)
             raise
+        if shape[1] > 1 or shape not in self._run_before:
+            # Weights were copied, or a prompt read them in another way than the steps that follow.
+            self._run_before.add(shape)
+            self.file.release()
         return {sequence: logits[batch.rows[sequence]] for sequence in tokens}
 
     # --- sequences --------------------------------------------------------------------------------------------------

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any, Final
 
 import opweave as ow
+from opweave.contract import Arg, BufferType, Step
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
+from opweave.graph.precision import Precision, check_precision
+from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
 from opweave_models.files import ModelFile, nbytes_of
 
@@ -21,6 +25,13 @@ __all__ = ["Plan", "Share", "parse_bytes", "plan_placement"]
 
 RESERVE: Final = 0.1
 """This share of a device's free memory is left alone, unless a budget is given: libraries take some for themselves."""
+
+BOUND: Final = 1.5
+"""A decoder takes at most this many times the bytes of its weights, unless more copies are asked for (``repack=``)."""
+
+TOKENIZER: Final = 320
+"""Bytes that the library ``tokenizers`` takes for each token of a vocabulary: its text twice, in tables that are half
+empty, and its merges."""
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -34,6 +45,9 @@ class Share:
         layers: the numbers of the layers that it computes.
         weights, cache, compute: bytes of weights; of keys and values; of temporary values, an upper estimate.
         budget: bytes that it may take; ``None``: it does not know its memory.
+        repack: bytes up to which copies of weights are made in forms with which the device's kernels are faster.
+        copies: bytes of these.
+        replaced: bytes of the weights that have such copies: they lie in mapped pages of the file, which are let go of.
     """
 
     device: str
@@ -42,10 +56,13 @@ class Share:
     cache: int
     compute: int
     budget: int | None
+    repack: float = 0
+    copies: int = 0
+    replaced: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.compute
+        return self.weights + self.cache + self.compute + self.copies - self.replaced
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class Plan:
         placed: name of a weight -> device; empty: one device has all.
         layers: the device of each layer, which also holds its keys and values.
         context, sequences, kv: the longest sequence, how many at a time, and the dtype of keys and values.
+        tokenizer: bytes that the tokenizer takes in this process, an estimate.
     """
 
     shares: tuple[Share, ...]
@@ -65,21 +83,23 @@ class Plan:
     context: int
     sequences: int
     kv: str
+    tokenizer: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(share.device for share in self.shares)
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("device", "layers", "weights", "cache", "compute", "total", "budget")]
+        rows: list[tuple[str, ...]] = [("device", "layers", "weights", "copies", "cache", "compute", "total", "budget")]
         for s in self.shares:
             budget = "unknown" if s.budget is None else human_bytes(s.budget)
-            sizes = (human_bytes(n) for n in (s.weights, s.cache, s.compute, s.total))
+            sizes = (human_bytes(n) for n in (s.weights, s.copies, s.cache, s.compute, s.total))
             rows.append((s.device, _ranges(s.layers), *sizes, budget))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         several = f"{self.sequences} sequences of " if self.sequences > 1 else ""
-        return "\n".join([*lines, f"{several}{self.context:,} tokens, keys and values in {self.kv}"])
+        rest = f"keys and values in {self.kv}, and {human_bytes(self.tokenizer)} for the tokenizer"
+        return "\n".join([*lines, f"{several}{self.context:,} tokens, {rest}"])
 
 
 def parse_bytes(text: str | int) -> int:
@@ -102,6 +122,8 @@ def plan_placement(
     split: Sequence[float] | None = None,
     experts: str | None = None,
     patterns: Mapping[str, str] | None = None,
+    repack: int | str | None = None,
+    precision: Any = "int8",
 ) -> Plan:
     """A plan for a model, before any of it is loaded.
 
@@ -115,10 +137,11 @@ def plan_placement(
         experts: the device for the weights of all experts.
         patterns: glob patterns of weights -> device, which count before everything else. Patterns that match nothing
             are no error.
+        repack, precision: as of `load`.
 
     Raises:
         AllocationError: the devices together cannot hold the model.
-        UnknownNameError: a device that does not exist, or a budget for one that is not used.
+        UnknownNameError: a device or precision that does not exist, or a budget for one that is not used.
         BoundsError, SchedulerError: numbers or options that do not fit.
     """
     names = _devices(devices)
@@ -146,17 +169,21 @@ def plan_placement(
     placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes}
     placed |= {name: _name(device) for name, device in forced.items()}
     used = [name for name in named if name in placed.values()]
+    limit = None if repack is None else parse_bytes(repack)
+    rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
     shares = tuple(
-        Share(
+        with_copies(file, Share(
             name, tuple(i for i, device in enumerate(layers) if device == name),
             sum(n for tensor, n in sizes.items() if placed[tensor] == name),
             sum(n for n, device in zip(caches, layers, strict=True) if device == name), compute, budgets[name],
-        ) for name in used
+        ), [tensor for tensor in sizes if placed[tensor] == name], limit, rough, chunk) for name in used
     )  # fmt: skip
     for share in shares:
-        if share.total > given.get(share.device, share.total):
-            raise AllocationError(share.device, share.total, given[share.device], "by the budget that was given")
-    return Plan(shares, placed if len(shares) > 1 else {}, tuple(layers), context, sequences, kv)
+        least = share.weights + share.cache + compute
+        if least > given.get(share.device, least):
+            raise AllocationError(share.device, least, given[share.device], "by the budget that was given")
+    return Plan(shares, placed if len(shares) > 1 else {}, tuple(layers), context, sequences, kv,
+                TOKENIZER * config.vocabulary)  # fmt: skip
 
 
 def cache_bytes(file: ModelFile, layer: int, context: int, sequences: int, kv: str) -> int:
@@ -174,6 +201,57 @@ def compute_bytes(file: ModelFile, context: int, chunk: int, sequences: int) -> 
     used = max(1, config.experts_used)
     rows = 4 * config.width + 2 * (config.heads + config.groups) * config.size + 3 * used * config.hidden
     return 4 * tokens * rows + tokens * context + 8 * max(1, sequences) * config.vocabulary
+
+
+def with_copies(
+    file: ModelFile,
+    share: Share,
+    names: Sequence[str],
+    limit: float | None,
+    precision: Precision,
+    chunk: int,
+) -> Share:
+    """A share with the copies of its weights that the scheduler makes within ``limit``, and the scratch memory of
+    products with the others; ``None``: the limit that keeps a decoder within `BOUND`, where no environment variable
+    gives another one; of an encoder all."""
+    device, tied = ow.device(share.device), "output.weight" not in file.tensors
+    if limit is None and (repack_limit(None, device) < inf or not file.config.causal):
+        limit = repack_limit(None, device)
+    most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
+    if device.default_buffer_type.is_host:
+        most -= TOKENIZER * file.config.vocabulary
+    steps: list[tuple[str, BufferType | None, int, int]] = []  # with bytes of the copy, and of scratch without it
+    for tokens in (chunk, 1):  # programs of prompts, and of single tokens
+        for name in sorted(names, key=lambda name: _is_output(name, tied)):
+            value = file.tensors[name]
+            if len(value.shape) == 2 and (name != "token_embd.weight" or tied):
+                w, n = ow.input("w", value.shape, value.dtype), 1 if _is_output(name, tied) else tokens
+                x, out = ow.input("x", (1, n, w.shape[1])), ow.input("out", (1, n, w.shape[0]))
+                args = [Arg(None, 0, t.dtype, t.shape, t.strides, None, i) for i, t in enumerate((out, x, w))]
+                step = Step("linear", args[0], (*args[1:],), {}, precision=precision)
+                kind = device.repacks(step, {1}).get(1)
+                size, scratch = 0 if kind is None else kind.alloc_size(w), device.kernels.workspace(step)
+                steps.append((name, kind, size, scratch))
+
+    def within(limit: float) -> Share:
+        made: dict[tuple[str, BufferType], int] = {}
+        left, most_scratch = limit, 0
+        for name, kind, size, scratch in steps:
+            if kind is None or ((name, kind) not in made and size > left):
+                most_scratch = max(most_scratch, scratch)
+            elif (name, kind) not in made:
+                made[name, kind], left = size, left - size
+        compute = share.compute + most_scratch
+        replaced = sum(nbytes_of(file.tensors[name]) for name in {name for name, _ in made})
+        return replace(share, compute=compute, repack=limit, copies=sum(made.values()), replaced=replaced)
+
+    if limit is not None:
+        return within(limit)
+    low, high = 0, 1 + sum(size for _, _, size, _ in steps)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle).total <= most else (low, middle)
+    return within(low)
 
 
 def _name(device: str) -> str:

@@ -13,7 +13,10 @@ from tokenizers import Tokenizer as Library
 from opweave.errors import FormatError, UnknownNameError
 from opweave_models.files import ModelFile
 
-__all__ = ["Stream", "Tokenizer", "pre_name", "read_tokenizer"]
+__all__ = ["VOCABULARY", "Stream", "Tokenizer", "pre_name", "read_tokenizer"]
+
+VOCABULARY: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+"""Metadata of GGUF that are as long as the vocabulary."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens in ``tokenizer.ggml.token_type``."""

@@ -1,0 +1,115 @@
+"""What a model takes in memory: as its plan says, within its bound, and no pages of the file that nobody reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from tests.support.small_models import make_folder
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+models = pytest.importorskip("opweave_models")
+placement = pytest.importorskip("opweave_models.placement")
+
+DEVICES = ("cpu", "opencl:0", "torch:cpu", "ort:cpu")
+
+
+@pytest.fixture(scope="module", params=["q8_0", "q4_0"])
+def path(request, tmp_path_factory):
+    from opweave_models.writing import write_gguf
+
+    folder = tmp_path_factory.mktemp("llama")
+    make_folder("llama", folder, hidden_size=256, intermediate_size=1024)
+    write_gguf(folder, folder / "model.gguf", request.param)
+    return folder / "model.gguf"
+
+
+def available(name):
+    try:
+        return ow.device(name)
+    except (ow.PluginError, ow.UnknownNameError) as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("repack", [None, "1500KiB", "1GiB"])
+def test_the_plan_says_what_is_taken(path, device, repack):
+    available(device)
+    with models.load(path, device, context=64, repack=repack) as llm, llm.session() as session:
+        session.feed(list(range(5, 40)))
+        session.logits()
+        session.feed([7])
+        session.logits()
+        (share,) = llm.plan.shares
+        if repack is None:
+            most = 1.5 * share.weights - llm.plan.tokenizer
+            assert share.total <= most or not share.copies
+        else:
+            assert share.copies <= placement.parse_bytes(repack)
+        kinds = ow.device(device).buffer_types
+        leaves = [w.leaf for w in llm.weights.values()]
+        copies = sum(kind.alloc_size(w) for kind in kinds for w in llm.weights.values() if kind in w.leaf.copies)
+        assert copies == pytest.approx(share.copies, rel=0.05)
+        assert sum(w.nbytes for w, leaf in zip(llm.weights.values(), leaves, strict=True)
+                   if any(kind in leaf.copies for kind in kinds)) == share.replaced  # fmt: skip
+        batch = np.zeros((1, 1), np.int64)
+        use = llm.step.program(batch, batch, batch, batch, np.zeros(1, np.int64), 64).memory[device]
+        assert use.states == pytest.approx(share.cache, rel=0.05)
+        assert use.weights + use.states + use.temporaries <= 1.05 * share.total
+
+
+def test_more_copies_are_made_where_they_are_asked_for(path):
+    available("torch:cpu")
+    few, many = (models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=repack).shares[0]
+                 for repack in (None, "1GiB"))  # fmt: skip
+    assert few.copies < many.copies
+    assert few.total < many.total
+
+
+@pytest.mark.parametrize("wrong", ["foo", None, 5])
+def test_a_plan_takes_no_precision_that_there_is_not(path, wrong):
+    with pytest.raises(ow.UnknownNameError):
+        models.plan_placement(models.open_model(path), "cpu", context=64, precision=wrong)
+
+
+CODE = """
+import sys
+import numpy as np
+import opweave_models
+
+def mapped():
+    found, inside = 0, False
+    for line in open("/proc/self/smaps"):
+        first = line.split()[0]
+        if not first.endswith(":"):
+            inside = line.rstrip().endswith("model.gguf")
+        elif inside and first == "Rss:":
+            found += int(line.split()[1]) << 10
+    return found
+
+with opweave_models.load(sys.argv[1], sys.argv[2], context=64, repack="1GiB") as llm, llm.session() as session:
+    session.feed([5, 6, 7])
+    before = session.logits()
+    after_prompt = mapped()
+    llm.file.release()
+    released = mapped()
+    print(llm.file.nbytes, after_prompt, released)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell which pages are there")
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu"])
+def test_pages_that_were_copied_are_let_go_of(path, device):
+    available(device)
+    run = subprocess.run([sys.executable, "-c", CODE, str(path), device], capture_output=True, text=True, check=True)
+    size, after_prompt, released = map(int, run.stdout.split())
+    assert size > 1 << 20
+    assert released == 0
+    assert after_prompt < size // 4
