@@ -3,7 +3,7 @@
     python benchmarks/decoder.py m.gguf [--devices cpu ...] [--contexts 100 1000] [--steps 16] [--json]
 
 Both use as many threads, f16 keys and values, and round activations to 8 bits beside quantized weights. Prints tokens a
-second, the best of the rounds; our rate over llama.cpp's, where llama-cpp-python is installed; and the slowest step as
+second, the best of the rounds; our rate over llama.cpp's, where xllamacpp is installed; and the slowest step as
 a multiple of the median, in the best round: ``--steps 500`` shows how even many are.
 """
 
@@ -51,23 +51,17 @@ def ours(path: str, device: str, context: int) -> Measure:
 
 
 def theirs(path: str, threads: int, context: int) -> Measure:
-    import llama_cpp
+    import xllamacpp
 
-    options = {"n_batch": 512, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
-    model: Any = llama_cpp.Llama(path, n_ctx=context, **options)
+    options: Any = xllamacpp.CommonParams()
+    options.model.path, options.n_parallel, options.n_ctx, options.verbosity = path, 1, context, -1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(options)
 
     def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
-        model.reset()
-        model._ctx.kv_cache_clear()
-        begin = perf_counter()
-        model.eval(ids)
-        token = int(np.ctypeslib.as_array(model._ctx.get_logits(), (model.n_vocab(),)).argmax())
-        times = [perf_counter()]
-        for _ in range(steps):
-            model.eval([token])
-            token = int(np.ctypeslib.as_array(model._ctx.get_logits(), (model.n_vocab(),)).argmax())
-            times.append(perf_counter())
-        return rates(ids, begin, times)
+        request = {"prompt": ids, "n_predict": steps, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        times = server.handle_completions(request)["timings"]
+        return times["prompt_per_second"], times["predicted_per_second"], float("nan")
 
     return measure
 
@@ -82,7 +76,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     longest = max(args.contexts) + args.steps + 1
-    runners = {"llama.cpp": theirs(args.path, args.threads, longest)} if find_spec("llama_cpp") else {}
+    runners = {"llama.cpp": theirs(args.path, args.threads, longest)} if find_spec("xllamacpp") else {}
     runners |= {device: ours(args.path, device, longest) for device in args.devices}
     vocabulary = opweave_models.open_model(args.path).config.vocabulary
     rows: list[dict[str, Any]] = []
