@@ -211,3 +211,12 @@ def test_a_chat_template_that_is_none_is_left_out(tmp_path):
     tensors |= {f"{name}.weight": np.zeros(4, np.float32) for name in norms}
     save_file({**tensors, "model.embed_tokens.weight": np.zeros((9, 4), np.float32)}, tmp_path / "model.safetensors")
     assert models.open_model(tmp_path).chat_template is None
+
+
+def test_a_chat_template_that_is_not_valid_is_an_error_that_names_the_file(good):
+    from dataclasses import replace
+
+    pytest.importorskip("opweave_cpu")
+    model = models.load(replace(models.open_model(good), chat_template="{% for"), "cpu", context=32)
+    with model, pytest.raises(ow.FormatError, match=r"of .*m\.gguf\) is not valid"):
+        _ = model.template

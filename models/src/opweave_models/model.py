@@ -310,7 +310,7 @@ class Model:
         if self._template is not None:
             return Template(BUILT_IN.get(self._template, self._template), tokens, "as given")
         if self.file.chat_template is not None:
-            return Template(self.file.chat_template, tokens)
+            return Template(self.file.chat_template, tokens, f"of {self.file.path}")
         if self.config.architecture.startswith("gemma"):
             return Template(BUILT_IN["gemma"], tokens, "gemma's, since the file has none")
         raise FormatError(f"{self.file.path} has no chat template; give one (template=), such as 'chatml', or continue "
