@@ -147,6 +147,10 @@ class Model:
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
         self._window: Final = self.config.window if any(self.config.windowed) else plan.context
         self._run_before: Final[set[tuple[int, ...]]] = set()
+        # Where weights are computed with as they lie in the file, its pages stay.
+        self._copies: Final = any(
+            share.replaced or not ow.device(share.device).default_buffer_type.is_host for share in plan.shares
+        )
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
         most = max(share.repack for share in plan.shares)
         scheduler = ow.Scheduler(devices, repack=True if most == inf else int(most), precision=precision)
@@ -235,7 +239,7 @@ class Model:
                 except BoundsError:  # a ring has forgotten what came before: the sequence is computed anew
                     cache.truncate(sequence, 0)
             raise
-        if shape[1] > 1 or shape not in self._run_before:
+        if self._copies and (shape[1] > 1 or shape not in self._run_before):
             # Weights were copied, or a prompt read them in another way than the steps that follow.
             self._run_before.add(shape)
             self.file.release()
