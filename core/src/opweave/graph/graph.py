@@ -15,7 +15,7 @@ from opweave.errors import HazardError, LayoutError, SchedulerError
 from opweave.graph.dtypes import DType
 from opweave.graph.layout import Shape, span
 from opweave.graph.leaf import Leaf
-from opweave.graph.tensor import Tensor, node, shows_columns_of_blocks, view_node
+from opweave.graph.tensor import Tensor, shows_columns_of_blocks, with_sources
 
 __all__ = ["Graph", "location_of", "overlapping_leaves", "rebuilt"]
 
@@ -297,12 +297,7 @@ def rebuilt(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> tuple[
     """
     new: dict[Tensor, Tensor] = dict(known)
     for tensor in _ancestors(outputs, known):
-        if tensor.op is None:
-            new[tensor] = tensor
-        elif tensor.op.is_view:
-            new[tensor] = _view_again(tensor, new[tensor.srcs[0]], tuple([new[s] for s in tensor.srcs[1:]]))
-        else:
-            new[tensor] = node(tensor.op, tuple([new[s] for s in tensor.srcs]), tensor.attrs)
+        new[tensor] = tensor if tensor.op is None else with_sources(tensor, tuple([new[s] for s in tensor.srcs]))
     return tuple([new[output] for output in outputs])
 
 
@@ -318,14 +313,6 @@ def _ancestors(outputs: Sequence[Tensor], known: Mapping[Tensor, Tensor]) -> Ite
             stack.append((tensor, True))
             stack += [(source, False) for source in reversed(tensor.srcs)]
     return order
-
-
-def _view_again(view: Tensor, source: Tensor, after: tuple[Tensor, ...] = ()) -> Tensor:
-    """The same view of another tensor, whose elements may have another size; ``after`` as for `view_node`."""
-    assert view.op is not None
-    size, old = source.dtype.itemsize, view.dtype.itemsize
-    strides = tuple([s // old * size for s in view.strides])
-    return view_node(view.op, source, view.attrs, view.shape, strides, view.offset // old * size, after)
 
 
 # --- pickling -------------------------------------------------------------------------------------------------------

@@ -415,8 +415,8 @@ def view_node(
 
 
 def with_sources(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
-    """The node of the same operation, attributes, scope and name on other sources, which have the shapes, dtypes and
-    strides of its own ones; ``tensor`` itself if they are its own ones."""
+    """The node of the same operation, attributes, scope and name on other sources, which have the shapes and, up to the
+    size of their elements, the strides of its own ones; ``tensor`` itself if they are its own ones."""
     op = tensor.op
     assert op is not None
     if srcs == tensor.srcs:
@@ -424,12 +424,15 @@ def with_sources(tensor: Tensor, srcs: tuple[Tensor, ...]) -> Tensor:
     token = SCOPE.set(tensor.scope)
     try:
         if op.is_view:
-            made = view_node(op, srcs[0], tensor.attrs, tensor.shape, tensor.strides, tensor.offset, srcs[1:])
+            strides, offset, old, size = tensor.strides, tensor.offset, tensor.dtype.itemsize, srcs[0].dtype.itemsize
+            if size != old:
+                strides, offset = tuple([s // old * size for s in strides]), offset // old * size
+            made = view_node(op, srcs[0], tensor.attrs, tensor.shape, strides, offset, srcs[1:])
         else:
             made = node(op, srcs, tensor.attrs)
     finally:
         SCOPE.reset(token)
-    made.given_name = tensor.given_name
+    made.given_name = made.given_name or tensor.given_name
     return made
 
 
