@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 __all__ = ["HOST_QUEUE", "Access", "Act", "Need", "find_waits"]
@@ -53,61 +54,62 @@ class _Point(NamedTuple):
     act: int
 
 
+class _Segment(NamedTuple):
+    """Bytes that have one history: their last writer, and since then the latest reader of each queue."""
+
+    start: int
+    end: int
+    writer: _Point | None
+    readers: dict[int, _Point]
+
+
 class _AccessHistory:
-    """Who touched which bytes of one memory last: segments, each with its last writer and its readers since."""
+    """Who touched which bytes of one memory last: segments in order, which do not overlap."""
 
     def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.writers: list[_Point | None] = []
-        self.readers: list[dict[int, _Point]] = []
+        self.segments: Final[list[_Segment]] = []
 
     def touch(self, access: Access, point: _Point) -> list[_Point]:
         """Record an access; returns the points that it must come after (those of its own queue too)."""
         first, last = self._cover(access.start, access.end)
         earlier: list[_Point] = []
-        for i in range(first, last):
-            writer = self.writers[i]
-            if writer is not None:
-                earlier.append(writer)
+        for segment in self.segments[first:last]:
+            if segment.writer is not None:
+                earlier.append(segment.writer)
             if access.write:
-                earlier.extend(self.readers[i].values())
+                earlier.extend(segment.readers.values())
             else:
-                self.readers[i][point.queue] = point
+                segment.readers[point.queue] = point
         if access.write:
             # The segments have the same history from here on and become one.
-            self._replace(first, last, [(access.start, access.end, point, {})])
+            self.segments[first:last] = [_Segment(access.start, access.end, point, {})]
         return earlier
 
     def _cover(self, start: int, end: int) -> tuple[int, int]:
         """The segments that make up exactly ``start .. end``, cut and added as needed."""
-        first = bisect_right(self.ends, start)
-        last = bisect_left(self.starts, end)
-        pieces: list[tuple[int, int, _Point | None, dict[int, _Point]]] = []
+        first = bisect_right(self.segments, start, key=_END)
+        last = bisect_left(self.segments, end, key=_START)
+        pieces: list[_Segment] = []
         at, before, after = start, 0, 0
-        for i in range(first, last):
-            low, high, writer, readers = self.starts[i], self.ends[i], self.writers[i], self.readers[i]
+        for low, high, writer, readers in self.segments[first:last]:
             if at < low:
-                pieces.append((at, low, None, {}))
+                pieces.append(_Segment(at, low, None, {}))
             if low < start:
-                pieces.append((low, start, writer, dict(readers)))
+                pieces.append(_Segment(low, start, writer, dict(readers)))
                 before = 1
-            pieces.append((max(low, start), min(high, end), writer, readers))
+            pieces.append(_Segment(max(low, start), min(high, end), writer, readers))
             if high > end:
-                pieces.append((end, high, writer, dict(readers)))
+                pieces.append(_Segment(end, high, writer, dict(readers)))
                 after = 1
             at = high
         if at < end:
-            pieces.append((at, end, None, {}))
+            pieces.append(_Segment(at, end, None, {}))
         if len(pieces) != last - first or before or after:
-            self._replace(first, last, pieces)
+            self.segments[first:last] = pieces
         return first + before, first + len(pieces) - after
 
-    def _replace(self, first: int, last: int, pieces: list[tuple[int, int, _Point | None, dict[int, _Point]]]) -> None:
-        self.starts[first:last] = [p[0] for p in pieces]
-        self.ends[first:last] = [p[1] for p in pieces]
-        self.writers[first:last] = [p[2] for p in pieces]
-        self.readers[first:last] = [p[3] for p in pieces]
+
+_START, _END = itemgetter(0), itemgetter(1)  # of a `_Segment`
 
 
 def _latest_touched(
