@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from opweave.contract.step import Arg
 from opweave.graph.layout import dense_strides, nbytes
 from opweave.runtime.listing import listed
-from opweave.scheduler.plan.allocate import lifetimes
+from opweave.scheduler.plan.allocate import Lifetimes
 
 if TYPE_CHECKING:
     from opweave.contract.step import Group
@@ -22,7 +22,7 @@ class Lister:
     """Lists the operands of groups by what the whole program does with their values, in one slot."""
 
     def __init__(self, partition: Partition, groups: Groups, bindings: Bindings) -> None:
-        live = lifetimes(partition, groups)
+        live = Lifetimes(partition, groups)
         self._death: Final = live.death
         self._times: Final = live.times
         self._partition: Final = partition

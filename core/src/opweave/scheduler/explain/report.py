@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from opweave.scheduler.explain.page import COLOURS, MOST_NODES, Report, render
 from opweave.scheduler.place.assign import CAUSES
 from opweave.scheduler.place.prediction import MemoryUse
 from opweave.scheduler.place.strategy import remarks_on
-from opweave.scheduler.plan.allocate import lifetimes
+from opweave.scheduler.plan.allocate import Lifetimes
 from opweave.scheduler.plan.fuse import unfused
 from opweave.scheduler.plan.splits import COPY_CAUSES
 from opweave.units import human_bytes, human_time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
     from opweave.scheduler.place.prediction import Prediction
-    from opweave.scheduler.plan.splits import Copy, Partition
+    from opweave.scheduler.plan.splits import Copy, Partition, Split, SplitStep
 
 __all__ = ["CopyRow", "Explanation", "MemoryCurve", "NodeRow", "explain", "node_rows", "where"]
 
@@ -129,19 +129,18 @@ class Explanation(Report):
 
 def copy_rows(partition: Partition) -> list[CopyRow]:
     """Every copy of a run, in order."""
-    rows = []
-    for split in partition.splits:
-        for copy in (*split.copies, *split.write_backs):
-            source, target = ends_of(partition, copy)
-            after = copy.cause == "write-back"
-            rows.append(CopyRow(split.index, copy.tensor.name, source, target, copy.nbytes, copy.cause, after))
-    return rows
+    return [
+        CopyRow(split.index, c.tensor.name, *ends_of(partition, c), c.nbytes, c.cause, c.cause == "write-back")
+        for split in partition.splits
+        for c in (*split.copies, *split.write_backs)
+    ]
 
 
 def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list[MemoryCurve]:
     """Bytes of living temporaries over a run, for every device that has some."""
-    birth, death, alias, starts = lifetimes(partition, unfused(partition))
-    end = (starts[-1] + len(partition.splits[-1].steps) + 1) if starts else 0
+    live = Lifetimes(partition, unfused(partition))
+    birth, death, alias = live.birth, live.death, live.alias
+    end = (live.times[-1] + len(partition.splits[-1].steps) + 1) if live.times else 0
     curves = []
     for target in partition.assignment.targets:
         changes: dict[int, int] = {}
@@ -161,38 +160,30 @@ def memory_curves(partition: Partition, memory: Mapping[str, MemoryUse]) -> list
 
 def node_rows(partition: Partition) -> list[NodeRow]:
     """Every node that runs, in order."""
-    assignment, predicted = partition.assignment, partition.prediction
-    rows = []
-    for split in partition.splits:
-        for item in split.steps:
-            node = item.node
-            if node is None:
-                shape = item.out.shape
-                rows.append(
-                    NodeRow(split.index, split.target.name, "pack", item.op, item.out.dtype.name, shape, "dense", {})
-                )
-                continue
-            refusals = {}
-            for target in assignment.targets[: split.target.index]:
-                reason = assignment.capabilities.support(target, node).reason
-                if reason is not None:
-                    refusals[target.name] = reason
-            cause = assignment.causes.get(node, "")
-            seconds = predicted.nodes.get(node) if predicted is not None else None
-            rows.append(
-                NodeRow(
-                    split.index, split.target.name, node.name, item.op, node.dtype.name, node.shape, cause, refusals,
-                    seconds, node.scope, item.support.precision,
-                    ", ".join(dict.fromkeys(kind.name for kind in item.support.repacked.values())),
-                )
-            )  # fmt: skip
-    return rows
+    return [_node_row(item, split, partition) for split in partition.splits for item in split.steps]
 
 
-def _copy_line(tensor: Tensor, cause: str, size: int, source: str, target: str, chosen: bool = False) -> str:
-    most = "at most " if chosen else ""  # only the rows that are asked for
-    what = f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"
-    return f"    copy {what}: {source} -> {target}, {most}{human_bytes(size)} ({cause})"
+def _node_row(item: SplitStep, split: Split, partition: Partition) -> NodeRow:
+    node, support, device, predicted = item.node, item.support, split.target.name, partition.prediction
+    if node is None:
+        return NodeRow(split.index, device, "pack", item.op, item.out.dtype.name, item.out.shape, "dense", {})
+    assignment = partition.assignment
+    passed_over = assignment.targets[: split.target.index]
+    reasons = {target.name: assignment.capabilities.support(target, node).reason for target in passed_over}
+    return NodeRow(
+        split.index, device, node.name, item.op, node.dtype.name, node.shape, assignment.causes.get(node, ""),
+        refusals={name: reason for name, reason in reasons.items() if reason is not None},
+        seconds=predicted.nodes.get(node) if predicted is not None else None,
+        scope=node.scope,
+        precision=support.precision,
+        repacked=", ".join(dict.fromkeys(kind.name for kind in support.repacked.values())),
+    )  # fmt: skip
+
+
+def _copy_line(copy: Copy, row: CopyRow) -> str:
+    most = "at most " if copy.ids is not None else ""  # only the rows that are asked for
+    what = f"{copy.kind or 'copy'} {copy.tensor.name} {copy.tensor.dtype}{list(copy.tensor.shape)}"
+    return f"    {what}: {row.source} -> {row.target}, {most}{human_bytes(row.nbytes)} ({row.cause})"
 
 
 def explain(
@@ -207,12 +198,11 @@ def explain(
         memory: device -> bytes.
         remarks: index of a split -> what its plan says about itself.
     """
-    graph, targets, predicted = partition.graph, partition.assignment.targets, partition.prediction
-    steps = sum(len(s.steps) for s in partition.splits)
+    targets, predicted = partition.assignment.targets, partition.prediction
+    rows, copies = node_rows(partition), copy_rows(partition)
     lines = [
-        f"{steps} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in targets)}; "
-        f"{_count(len(partition.copies), 'copy', 'copies')} of "
-        f"{human_bytes(sum(c.nbytes for c in partition.copies))} a run"
+        f"{len(rows)} steps in {_count(len(partition.splits), 'split')} over {', '.join(x.name for x in targets)}; "
+        f"{_count(len(copies), 'copy', 'copies')} of {human_bytes(sum(c.nbytes for c in copies))} a run"
     ]
     if predicted is not None:
         lines.append(f"predicted: {human_time(predicted.seconds)}, {human_time(predicted.copies)} of it moving bytes")
@@ -220,27 +210,21 @@ def explain(
     for tensor, storage in partition.inputs.items():
         at = targets[partition.arena_of[storage]].name
         lines.append(f"input {tensor.name} {tensor.dtype}{list(tensor.shape)} on {at}")
-    rows: dict[int, list[NodeRow]] = {}
-    for row in node_rows(partition):
-        rows.setdefault(row.split, []).append(row)
+    nodes = {split: list(own) for split, own in groupby(rows, key=lambda row: row.split)}
+    copy_lines = map(_copy_line, partition.copies, copies)
     share = max(6, limit // max(1, len(partition.splits)))
     used: set[str] = set()
     for split in partition.splits:
         head = f"split {split.index} on {split.target.name}: {_count(len(split.steps), 'step')}"
         prediction = [f"predicted {human_time(predicted.splits[split.index])}"] if predicted is not None else []
         lines.append("; ".join([head, *prediction, *remarks.get(split.index, ())]))
-        for copy in split.copies:
-            source, target = ends_of(partition, copy)
-            line = _copy_line(copy.tensor, copy.cause, copy.nbytes, source, target, copy.ids is not None)
-            lines.append(line if copy.kind is None else line.replace("copy", copy.kind, 1))
-        lines += _node_lines(rows.get(split.index, []), share, used)
-        for copy in split.write_backs:
-            target = where(partition, copy.dst.storage)
-            lines.append(_copy_line(copy.tensor, copy.cause, copy.nbytes, split.target.name, target))
+        lines += islice(copy_lines, len(split.copies))
+        lines += _node_lines(nodes.get(split.index, []), share, used)
+        lines += islice(copy_lines, len(split.write_backs))
     lines += map(_shards_line, partition.annotated.sharded)
-    for output in graph.outputs:
-        lines.append(f"output {output.name} {output.dtype}{list(output.shape)}")
-    for name, use in (memory or {}).items():
+    lines += [f"output {output.name} {output.dtype}{list(output.shape)}" for output in partition.graph.outputs]
+    memory = memory or {}
+    for name, use in memory.items():
         lines.append(
             f"memory on {name}: {human_bytes(use.temporaries)} temporaries, {human_bytes(use.weights)} weights, "
             f"{human_bytes(use.states)} states" + (f", {human_bytes(use.library)} library" if use.library else "")
@@ -252,12 +236,11 @@ def explain(
     whole = remarks_on(partition)
     if whole:
         lines += ["remarks:", *(f"    {remark}" for remark in whole)]
-    lines += _meanings(used, {copy.cause for copy in partition.copies})
-    memory = memory or {}
+    lines += _meanings(used, {copy.cause for copy in copies})
     return Explanation(
         text="\n".join(lines),
-        nodes=[row for of_split in rows.values() for row in of_split],
-        copies=copy_rows(partition),
+        nodes=rows,
+        copies=copies,
         memory=memory,
         curves=memory_curves(partition, memory),
         splits=[(split.target.name, list(remarks.get(split.index, ()))) for split in partition.splits],

@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import weights
 
-__all__ = ["Allowed", "checked_precision", "converted_leaf", "precisions_of", "rounded_sources"]
+__all__ = ["Allowed", "allowed_for", "checked_precision", "converted_leaf", "precisions_of", "rounded_sources"]
 
 Allowed = tuple[tuple[str, Precision], ...]
 """Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
@@ -82,17 +82,14 @@ def precisions_of(nodes: Iterable[Tensor], allowed: Allowed) -> dict[Tensor, Pre
     """
     if not allowed:
         return {}
-    found: dict[Tensor, Precision] = {}
-    unmatched = dict(allowed)
-    unmatched.pop("*", None)
-    products = [tensor for tensor in nodes if takes_precision(tensor)]
-    for product in products:
-        matching = [(pattern, precision) for pattern, precision in allowed if fnmatchcase(product.name, pattern)]
-        for pattern, _ in matching:
-            unmatched.pop(pattern, None)
-        if matching and matching[0][1] != "exact":
-            found[product] = matching[0][1]
-    for pattern in unmatched:
-        names = [product.name for product in products]
-        raise UnknownNameError("product", pattern, names, "It is a pattern of precision=, and matches none.")
-    return found
+    products = {tensor: tensor.name for tensor in nodes if takes_precision(tensor)}
+    names = list(products.values())
+    for pattern, _ in allowed:
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+            raise UnknownNameError("product", pattern, names, "It is a pattern of precision=, and matches none.")
+    return {product: found for product, name in products.items() if (found := allowed_for(name, allowed)) != "exact"}
+
+
+def allowed_for(name: str, allowed: Allowed) -> Precision:
+    """How roughly a product of that name may be computed."""
+    return next((precision for pattern, precision in allowed if fnmatchcase(name, pattern)), "exact")

@@ -95,10 +95,7 @@ def strategy(name: str) -> Strategy:
     """
     offered = registry.REGISTRY.placements()
     if name == "cost" and name not in offered:
-        raise SchedulerError(
-            "placement='cost' and predictions come with opweave-cost, which is not installed or cannot be loaded: "
-            f"{pip_install('opweave-cost')}; `opweave plugins` shows why a plugin is not loaded"
-        )
+        raise _without("placement='cost' and predictions come", "opweave-cost")
     if name not in offered:
         raise SchedulerError(f"placement is {' or '.join(map(repr, ['priority', *offered]))}, not {name!r}")
     return cast("Strategy", offered[name])
@@ -161,8 +158,12 @@ def rewrite(name: str) -> Rewrite:
     """
     offered = registry.REGISTRY.rewrites()
     if name not in offered:
-        raise SchedulerError(
-            f"{name} comes with opweave-training, which is not installed or cannot be loaded: "
-            f"{pip_install('opweave-training')}; `opweave plugins` shows why a plugin is not loaded"
-        )
+        raise _without(f"{name} comes", "opweave-training")
     return cast("Rewrite", offered[name])
+
+
+def _without(what: str, package: str) -> SchedulerError:
+    return SchedulerError(
+        f"{what} with {package}, which is not installed or cannot be loaded: {pip_install(package)}; "
+        "`opweave plugins` shows why a plugin is not loaded"
+    )

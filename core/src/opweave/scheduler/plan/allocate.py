@@ -18,23 +18,10 @@ if TYPE_CHECKING:
     from opweave.scheduler.plan.fuse import FusedGroup, Groups
     from opweave.scheduler.plan.splits import Copy, Split
 
-__all__ = ["END", "Lifetimes", "MemoryPlan", "Scratch", "allocate", "lifetimes", "memory_use"]
+__all__ = ["END", "Lifetimes", "MemoryPlan", "Scratch", "allocate", "memory_use"]
 
 END: Final = 1 << 60
 """A moment after the last one, until which the memory of outputs is in use."""
-
-
-class Lifetimes(NamedTuple):
-    """When values are in use, in moments: one for the start of each split, one for each group, one for its end.
-
-    ``alias[s]`` is the storage id whose memory ``s`` takes over (itself if none); ``times[k]`` is the moment of split
-    ``k``'s start, after which those of its groups follow.
-    """
-
-    birth: list[int]
-    death: list[int]
-    alias: list[int]
-    times: list[int]
 
 
 class Scratch(NamedTuple):
@@ -94,7 +81,7 @@ def allocate(
     """
     targets = partition.assignment.targets
     n = len(partition.sizes)
-    live = lifetimes(partition, groups)
+    live = Lifetimes(partition, groups)
     members, last = _members(partition, groups, live)
     shared = {live.alias[storage] for storage in _shared(partition)} if n_slots > 1 else set()
     wanted = _workspaces(partition, groups, live.times)
@@ -136,7 +123,7 @@ def allocate(
 
 def _members(partition: Partition, groups: Groups, live: Lifetimes) -> tuple[list[list[int]], list[int]]:
     """For every target the storage ids that need memory of its arena, and when each of them is in use last."""
-    birth, death, alias, _ = live
+    birth, death, alias = live.birth, live.death, live.alias
     arena_of, internal = partition.arena_of, groups.internal
     last = list(death)
     members: list[list[int]] = [[] for _ in partition.assignment.targets]
@@ -187,62 +174,55 @@ def _bytes_up_to_last(blocks: Sequence[Block], plan: ChunkPlan, alignment: int) 
     return sum([round_up(end, alignment) for end in ends.values()])
 
 
-def lifetimes(partition: Partition, groups: Groups) -> Lifetimes:
+class Lifetimes:
     """When each value is made and read last, and which values lie over a source.
 
-    Where a target fetches the weights of a split while the one before it runs, both splits need their memory.
-    """
-    timeline = _Timeline(partition)
-    birth, death, splits = timeline.birth, timeline.death, partition.splits
-    times: list[int] = []
-    for split in splits:
-        times.append(timeline.start(split))
-        timeline.groups(split, groups.of_split[split.index])
-        timeline.end(split)
-    for output in partition.outputs:
-        if output is not None:
-            death[output.storage] = END
-    alias = list(range(len(partition.sizes)))
-    fed = set(partition.inputs.values())
-    for at, index, step in timeline.inplace:
-        item = splits[index].steps[step]
-        taken = _takes_over(item, at, partition, birth, death, fed)
-        if taken >= 0:
-            alias[item.out.storage] = alias[taken]
-    return Lifetimes(birth, death, alias, times)
-
-
-class _Timeline:
-    """The moments of a partition, from the first split on. The first mention of a storage id is its writer: sources are
-    written before they are read.
+    Moments are counted from the first split on: one for the start of each split, one for each group, one for its end.
+    The first mention of a storage id is its writer: sources are written before they are read. Where a target fetches
+    the weights of a split while the one before it runs, both splits need their memory.
 
     Attributes:
-        birth, death: as of `Lifetimes`, so far.
-        inplace: the steps that may write over a source: their moments, splits and numbers in these.
-        moment: the latest one.
+        birth, death: by storage id the moments of its first and its last use, -1: it is never used.
+        alias: by storage id the one whose memory it takes over, itself if none.
+        times: the moment of each split's start, after which those of its groups follow.
     """
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, groups: Groups) -> None:
         self.birth: Final = [-1] * len(partition.sizes)
         self.death: Final = [-1] * len(partition.sizes)
-        self.inplace: Final[list[tuple[int, int, int]]] = []
-        self.moment = 0
+        self.alias: Final = list(range(len(partition.sizes)))
+        self.times: Final[list[int]] = []
+        self._partition: Final = partition
+        self._moment = 0
+        self._inplace: Final[list[tuple[int, SplitStep]]] = []  # steps that may write over a source, with their moments
         self._started: Final[dict[int, int]] = {}  # target -> when its last split started
         self._summed: Tensor | None = None  # whose partial sums were added last
         self._added: Final[set[int]] = set()  # the storages of those
-        for storage in partition.inputs.values():
+        fed = set(partition.inputs.values())
+        for storage in fed:
             self.birth[storage] = self.death[storage] = 0
+        for split in partition.splits:
+            self._start(split)
+            self._run(split, groups.of_split[split.index])
+            self._end(split)
+        for output in partition.outputs:
+            if output is not None:
+                self.death[output.storage] = END
+        for moment, item in self._inplace:
+            taken = self._taken_over(item, moment, fed)
+            if taken >= 0:
+                self.alias[item.out.storage] = self.alias[taken]
 
-    def start(self, split: Split) -> int:
-        """The copies before a split, all in one moment, which is returned."""
-        self.moment += 1
+    def _start(self, split: Split) -> None:
+        """The copies before a split, all in one moment."""
+        self._moment += 1
+        self.times.append(self._moment)
         for copy in split.copies:
             self._copy(copy, split)
-        self._started[split.target.index] = self.moment
-        return self.moment
+        self._started[split.target.index] = self._moment
 
     def _copy(self, copy: Copy, split: Split) -> None:
-        moment, birth, death = self.moment, self.birth, self.death
+        moment, birth, death = self._moment, self.birth, self.death
         for view in copy.sources:
             death[view.storage] = moment
         for view in copy.writes:
@@ -261,9 +241,9 @@ class _Timeline:
                 self._added.clear()
             self._added.update([view.storage for view in (copy.src, *copy.terms)])
 
-    def groups(self, split: Split, groups: Sequence[FusedGroup]) -> None:
+    def _run(self, split: Split, groups: Sequence[FusedGroup]) -> None:
         """The groups of a split, each in one moment."""
-        moment, birth, death, planned = self.moment, self.birth, self.death, split.steps
+        moment, birth, death, planned = self._moment, self.birth, self.death, split.steps
         for indices, _, _ in groups:
             moment += 1
             for index in indices:
@@ -275,50 +255,43 @@ class _Timeline:
                 for source in item.srcs:
                     death[source.storage] = moment
             if len(indices) == 1 and item.support.inplace:
-                self.inplace.append((moment, split.index, index))
-        self.moment = moment
+                self._inplace.append((moment, item))
+        self._moment = moment
 
-    def end(self, split: Split) -> None:
+    def _end(self, split: Split) -> None:
         """What is read of a split's results when its steps are done."""
-        self.moment += 1
+        self._moment += 1
         for copy in split.write_backs:
-            self.death[copy.src.storage] = self.moment
+            self.death[copy.src.storage] = self._moment
         if split.observed is not None:
-            self.death[split.observed[1].storage] = self.moment
+            self.death[split.observed[1].storage] = self._moment
 
+    def _taken_over(self, item: SplitStep, at: int, fed: set[int]) -> int:
+        """The storage id whose memory the output of a step at a moment may take over, or -1.
 
-def _takes_over(
-    item: SplitStep, at: int, partition: Partition, birth: list[int], death: list[int], fed: set[int]
-) -> int:
-    """The storage id whose memory the step's output may take over, or -1.
-
-    It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand may
-    lie over it other than element by element.
-    """
-    node, out, srcs = item.node, item.out, item.srcs
-    if node is None or node.op is None or birth[out.storage] != at:
+        It must be a temporary of the same target that ends here, lie exactly as the output will, and no other operand
+        may lie over it other than element by element. Memory that is fed is not taken over.
+        """
+        node, out, srcs = item.node, item.out, item.srcs
+        if node is None or node.op is None or self.birth[out.storage] != at:
+            return -1
+        arena_of, sizes = self._partition.arena_of, self._partition.sizes
+        for index in node.op.inplace:
+            if index >= len(srcs):
+                continue
+            source = srcs[index]
+            storage = source.storage
+            if (
+                self.death[storage] == at != self.birth[storage]
+                and arena_of[storage] == arena_of[out.storage] >= 0
+                and (source.strides, source.shape) == (out.strides, out.shape)
+                and source.dtype.itemsize == out.dtype.itemsize
+                and sizes[storage] == sizes[out.storage]
+                and storage not in fed
+                and all(
+                    other.storage != storage or k == index or (node.op.pointwise and other == source)
+                    for k, other in enumerate(srcs)
+                )
+            ):
+                return storage
         return -1
-    arena_of, sizes = partition.arena_of, partition.sizes
-    for index in node.op.inplace:
-        if index >= len(srcs):
-            continue
-        source = srcs[index]
-        storage = source.storage
-        if (
-            death[storage] != at
-            or birth[storage] == at
-            or arena_of[storage] != arena_of[out.storage]
-            or arena_of[storage] < 0
-            or source.strides != out.strides
-            or source.shape != out.shape
-            or source.dtype.itemsize != out.dtype.itemsize
-            or sizes[storage] != sizes[out.storage]
-            or storage in fed
-        ):
-            continue
-        for k, other in enumerate(srcs):
-            if other.storage == storage and k != index and not (node.op.pointwise and other == source):
-                break
-        else:
-            return storage
-    return -1

@@ -8,13 +8,13 @@ the nodes that `opweave.sharding` has made.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.contract.collectives import Collectives, CollectiveSupport
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense
 from opweave.graph.opdef import takes_precision
+from opweave.scheduler.place.precision import allowed_for
 from opweave.sharding.values import Collective, Links
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
     def support(
         devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]
     ) -> tuple[Collectives, CollectiveSupport] | None:
-        rough = all(_is_rough(part, allowed) for part in parts)
+        products = [part.root for part in parts]
+        rough = all(takes_precision(p) and allowed_for(p.name, allowed) != "exact" for p in products)
         return backend_collectives("all_reduce", members(devices), parts[0].dtype, tensor.size, rough)
 
     def together(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
@@ -79,13 +80,6 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
         return target is None or signature is None or target.support(signature).reason is None
 
     return Links(adds_whole, together, runs)
-
-
-def _is_rough(part: Tensor, allowed: Allowed) -> bool:
-    """Whether a partial sum is of a product that may be computed less than exactly, as `precisions_of` finds it."""
-    product = part.root
-    found = next((precision for pattern, precision in allowed if fnmatchcase(product.name, pattern)), "exact")
-    return takes_precision(product) and found != "exact"
 
 
 def backend_collectives(
