@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -203,6 +203,7 @@ def make_calls(calls: Iterator[Call]) -> None:
         call()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CallList:
     """Calls without arguments that the submitting thread makes one after another.
 
@@ -213,19 +214,10 @@ class CallList:
         starts: where in ``calls`` each action begins; ``None``: every action is one call.
     """
 
-    __slots__ = ("actions", "calls", "run", "starts")
-
-    def __init__(
-        self,
-        calls: list[Call],
-        actions: Sequence[Action],
-        run: Callable[[Iterator[Call]], None] = make_calls,
-        starts: list[int] | None = None,
-    ) -> None:
-        self.calls: Final = calls
-        self.run: Final = run
-        self.actions: Final = actions
-        self.starts: Final = starts
+    calls: list[Call]
+    actions: Sequence[Action]
+    run: Callable[[Iterator[Call]], None] = make_calls
+    starts: list[int] | None = None
 
     def locate(self, index: int, error: BaseException) -> tuple[Action, BaseException]:
         """The action to which call number ``index`` belongs, and ``error`` of that call as its plan would raise it."""
@@ -245,6 +237,7 @@ class CallList:
         return action, index - start if action.plan is not None and end - start == action.plan.size else None
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class RunList:
     """What a run in one slot does, in this order.
 
@@ -266,44 +259,26 @@ class RunList:
         ended: why it can no longer be run, ``""``: it can.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "actions",
-        "after",
-        "before",
-        "bindings",
-        "calls",
-        "copied",
-        "ended",
-        "events",
-        "feeds",
-        "fetches",
-        "plans",
-        "states",
-        "streams",
-        "when_idle",
-    )  # fmt: skip
-
-    def __init__(self, states: list[Leaf], copied: int, bindings: Bindings) -> None:
-        self.states: Final = states
-        self.copied: Final = copied
-        self.bindings: Bindings | None = bindings
-        self.when_idle: Callable[[Callable[[], Any]], Any] | None = None
-        self.ended = ""
-        self.before: list[Call] = []
-        self.feeds: dict[str, Feed] = {}
-        self.calls = self.actions = CallList([], [])
-        self.fetches: list[Fetch] = []
-        self.after: list[Call] = []
-        self.plans: list[Plan] = []
-        self.events: list[Event | None] = []
-        self.streams: list[Stream] = []
+    states: list[Leaf]
+    copied: int
+    bindings: Bindings | None
+    before: list[Call] = field(default_factory=list)
+    feeds: dict[str, Feed] = field(default_factory=dict)
+    calls: CallList = field(default_factory=lambda: CallList([], []))
+    actions: CallList = field(default_factory=lambda: CallList([], []))
+    fetches: list[Fetch] = field(default_factory=list)
+    after: list[Call] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    events: list[Event | None] = field(default_factory=list)
+    when_idle: Callable[[Callable[[], Any]], Any] | None = None
+    ended: str = ""
 
     def invalidate(self, why: str) -> None:
         """Called by a buffer that its calls use, when its memory is given back."""
         self.ended = self.ended or why
 
-    keeps_copies: Final = False
+    keeps_copies: ClassVar[bool] = False
     """Its plans may do."""
 
     def refresh(self, token: object) -> None:

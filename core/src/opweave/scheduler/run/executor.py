@@ -174,8 +174,9 @@ class Executor:
                 fetch.call(on_device)  # raises now what fetching would raise after the run
         if self._cancels != cancels:
             raise Cancelled(CANCELLED)
-        if run_list.states:
-            _check_states(run_list)
+        for leaf in run_list.states:
+            if leaf.damaged:
+                raise ExecutionError(leaf.damaged, states=(leaf.name,))
         if run_list.ended:
             raise LifetimeError(f"{state!r} cannot run: {run_list.ended}")
         if self.ownership.busy:
@@ -556,12 +557,6 @@ class Executor:
         if whole and self._on_completion_thread:
             raise SchedulerError("a scheduler cannot be closed from a callback of one of its futures, which holds up "
                                  "the runs behind it")  # fmt: skip
-
-
-def _check_states(run_list: RunList) -> None:
-    for state in run_list.states:
-        if state.damaged:
-            raise ExecutionError(state.damaged, states=(state.name,))
 
 
 def _raise(_: object, error: BaseException) -> NoReturn:

@@ -59,7 +59,7 @@ def settle_failure(
             indices = action.groups[step.step].indices
             first, last = indices[0], indices[-1] + 1
             node = action.split.steps[first].node
-        writers += _written(action.split, first, last)
+        writers += [item.node for item in action.split.steps[first:last] if item.node is not None]
     writers += written_by([split for split in splits if anywhere or split.target in unfinished])
     states = {w.key: w.memory for w in writers if w.state is not None}
     failed = action.target if action is not None else unfinished[0] if unfinished else None
@@ -99,7 +99,7 @@ def damage_states(writers: Iterable[Tensor], why: str, pending: Callable[[], obj
 
 def written_by(splits: Iterable[Split]) -> list[Tensor]:
     """The nodes of splits, those that write states among them."""
-    return [node for split in splits for node in _written(split, 0, len(split.steps))]
+    return [node for split in splits for node in split.nodes]
 
 
 def _describe(splits: Sequence[Split]) -> str:
@@ -126,7 +126,3 @@ def _finish(targets: Sequence[Target]) -> list[Target]:
                 failed.append((any(device not in ("", target.name) for device in reasons), target))
             stream.recover()
     return [target for _, target in sorted(failed, key=lambda row: row[0])]
-
-
-def _written(split: Split, first: int, last: int) -> list[Tensor]:
-    return [i.node for i in split.steps[first:last] if i.node is not None]

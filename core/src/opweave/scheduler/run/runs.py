@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -27,6 +28,7 @@ __all__ = ["ProgramState", "Run", "RunsInFlight"]
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class ProgramState:
     """What an executor keeps of a program: what it runs, and what changes from run to run.
 
@@ -44,22 +46,19 @@ class ProgramState:
     """
 
     # One small object: kernels displace it from the caches, and each cache line that a run touches is loaded anew.
-    __slots__ = (
-        "__weakref__", "closed", "form", "latest", "leases", "lists", "observed", "partition", "single", "slot",
-        "written",
-    )  # fmt: skip
+    partition: Partition
+    lists: list[RunList]
+    leases: list[Lease]
+    form: Any
+    single: bool = field(init=False)
+    written: dict[str, Array] = field(default_factory=dict)
+    slot: int = 0
+    latest: RunList | None = None
+    observed: ProgramState | None = None
+    closed: bool = False
 
-    def __init__(self, partition: Partition, lists: list[RunList], leases: list[Lease], form: Any) -> None:
-        self.partition: Final = partition
-        self.lists: Final = lists
-        self.form: Final = form
-        self.single: Final = isinstance(form, Tensor)
-        self.leases: Final = leases
-        self.written: dict[str, Array] = {}
-        self.slot = 0
-        self.latest: RunList | None = None
-        self.observed: ProgramState | None = None
-        self.closed = False
+    def __post_init__(self) -> None:
+        self.single = isinstance(self.form, Tensor)
 
     def __repr__(self) -> str:
         nodes, splits = len(self.partition.graph.nodes), len(self.partition.splits)
@@ -87,6 +86,7 @@ class ProgramState:
         return dict(zip(self.form, arrays, strict=True)) if isinstance(self.form, Mapping) else tuple(arrays)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """A run that was submitted to asynchronous streams, or one that failed.
 
@@ -100,17 +100,17 @@ class Run:
         on_device: whether outputs stay in the memory of their devices.
     """
 
-    __slots__ = ("arrays", "cancel_reason", "ended", "ends", "error", "on_device", "run_list", "state")
+    state: ProgramState
+    run_list: RunList
+    on_device: bool = False
+    ends: list[Event] = field(default_factory=list)
+    arrays: list[Any] = field(init=False)
+    error: BaseException | None = None
+    ended: bool = False
+    cancel_reason: str = ""
 
-    def __init__(self, state: ProgramState, run_list: RunList, on_device: bool = False) -> None:
-        self.on_device: Final = on_device
-        self.state: Final = state
-        self.run_list: Final = run_list
-        self.ends: list[Event] = []
-        self.arrays: Final[list[Any]] = [None] * len(run_list.fetches)
-        self.error: BaseException | None = None
-        self.ended = False
-        self.cancel_reason = ""
+    def __post_init__(self) -> None:
+        self.arrays = [None] * len(self.run_list.fetches)
 
     def queue_ends(self) -> None:
         """Queue what follows the calls: fetching, and the events by which the end is known."""
