@@ -8,7 +8,7 @@ import pytest
 import opweave as ow
 from opweave.contract import Offloading, Step, flops
 from opweave.runtime.offload import Rates
-from opweave.scheduler.place.target import unbound_step
+from opweave.scheduler.place.support import unbound_step
 from opweave_torch.device import SWITCH_FLOPS, TorchCpuDevice, is_worth_a_switch
 
 

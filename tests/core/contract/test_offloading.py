@@ -9,7 +9,7 @@ from opweave.contract import Offloading, Step, flops
 from opweave.graph.dtypes import as_dtype
 from opweave.runtime.host.device import HostDevice
 from opweave.runtime.offload import Rates
-from opweave.scheduler.place.target import unbound_step
+from opweave.scheduler.place.support import unbound_step
 from opweave_conformance import CASES
 from opweave_conformance.trial import the_node
 from tests.support.devices import Separate

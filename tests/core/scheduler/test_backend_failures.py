@@ -10,7 +10,7 @@ import opweave as ow
 from opweave.contract import Stream
 from opweave.contract.kernels import KernelTable
 from opweave.runtime.host.device import HostDevice
-from opweave.scheduler.place.target import unbound_step
+from opweave.scheduler.place.support import unbound_step
 from tests.support.devices import Separate
 
 

@@ -400,7 +400,7 @@ def test_random_graphs_with_weights_placed_at_random_keep_the_rules_and_equal_th
                     if target.support(node.signature).reason is None:
                         pins[node] = devices[at]
             program = scheduler.build(case.outputs, pins)
-            if scheduler._op_offload:
+            if scheduler._options["op_offload"]:
                 check_rules(program, pins, f"seed {seed}")
             feeds = {name: array for name, array in case.feeds.items() if name in program.inputs}
             known: dict[ow.Tensor, np.ndarray] = {}

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from opweave.errors import AllocationError
 from opweave.graph.graph import Graph
-from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.runtime.host.device import HostDevice
@@ -65,20 +64,13 @@ class Builder:
     n_slots: int
     memory_limit: int | None
     forget: Callable[[Program], None]
-    host: HostDevice
+    host: HostDevice = field(default_factory=HostDevice)
 
-    def partition(
-        self,
-        tensors: tuple[Tensor, ...],
-        pins: Mapping[Tensor, int],
-        placed: Mapping[Tensor, Placement],
-        allowed: Allowed,
-    ) -> Partition:
-        """The graph of ``tensors``, placed and divided into splits."""
-        annotated = AnnotatedGraph(Graph(tensors), pins, placed)
+    def partition(self, annotated: AnnotatedGraph, allowed: Allowed) -> Partition:
+        """The graph placed and divided into splits."""
         if any(t.leaf is not None and t.leaf.shards is not None for t in annotated.graph.leaves):
             annotated = self._with_shards(annotated, allowed)
-        if self.memory_limit is not None and not placed:  # what was placed by hand stays as it is
+        if self.memory_limit is not None and not annotated.placed:  # what was placed by hand stays as it is
             annotated = self._within_limit(annotated, allowed, self.memory_limit)
         return self._place_and_partition(annotated, precisions_of(annotated.graph.nodes, allowed))
 

@@ -15,20 +15,21 @@ from opweave import registry
 from opweave.collector import collector_paused
 from opweave.contract.device import Kind
 from opweave.errors import SchedulerError, UnsupportedOpError, not_pickled, simulated_error
+from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.leaf_memory import withdraw
 from opweave.lifecycle import close_at_exit, close_or_give_up, exit_timeout, keep_forever, notify_after_fork
 from opweave.runtime.device import Device
-from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.scheduler.compile.arena import Arena, Lease
+from opweave.scheduler.place.annotated_graph import AnnotatedGraph
 from opweave.scheduler.place.arguments import checked_options, checked_outputs, checked_pins, checked_placements
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (
-    HostTarget,
+    HostForEmpty,
     Target,
     Where,
     close_targets,
@@ -128,9 +129,6 @@ class Scheduler:
         repack: bool | int | None = None,
         threads: int | ThreadPool | None = None,
     ) -> None:
-        self._memory_limit: Final = memory_limit
-        self._repack: Final = repack
-        self._threads: Final = threads
         self._allowed: Final = checked_precision(precision)
         resolved, kinds, self._strategy = checked_options(devices, parallel, buffer_types, placement, memory_limit)
         self.placement: Final = placement
@@ -138,16 +136,21 @@ class Scheduler:
         self.n_slots: Final = (
             1 if not parallel else min(max(len(resolved), 2), 4) if parallel is True else int(parallel)
         )
-        self._op_offload: Final = op_offload
-        self._buffer_types: Final = dict(buffer_types or {})
+        self._options: Final[dict[str, Any]] = {  # those of a scheduler that goes on in place of this one, too
+            "parallel": self.n_slots if parallel else False,
+            "op_offload": op_offload,
+            "buffer_types": dict(buffer_types or {}),
+            "placement": placement,
+            "precision": dict(self._allowed),
+            "memory_limit": memory_limit,
+            "repack": repack,
+            "threads": threads,
+        }
         self._built = self._reused = 0
         self._pins: dict[Tensor, int] = {}
         self._programs: OrderedDict[Any, Program] = OrderedDict()
-        self._targets: Final[list[Target]] = []
         self._executor: Final = Executor(self.n_slots, parallel=self.parallel)
-        self._targets.extend(
-            open_targets(resolved, kinds, self.parallel, threads, self._repack, self._executor.ownership)
-        )
+        self._targets: Final = open_targets(resolved, kinds, self.parallel, threads, repack, self._executor.ownership)
         self._executor.targets.extend(self._targets)
         self._arenas: Final = [Arena(target) for target in self._targets]
         self._reserved: Final[list[Lease]] = []
@@ -270,10 +273,11 @@ class Scheduler:
                     raise simulated_error(target.device.name)
             start = perf_counter_ns()
             with collector_paused():
-                builder, parts = self._partition(tensors, pinned, placed, allowed)
+                annotated = AnnotatedGraph(Graph(tensors), pinned, placed)
+                builder, parts = self._partition(annotated, allowed)
                 several = parts.annotated.sharded and len({split.target.index for split in parts.splits}) > 1
                 if several and self._compute_at_once():
-                    builder, parts = self._partition(tensors, pinned, placed, allowed)
+                    builder, parts = self._partition(annotated, allowed)
                 program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
@@ -287,22 +291,16 @@ class Scheduler:
                 arena.reclaim()
             return program
 
-    def _partition(
-        self,
-        tensors: tuple[Tensor, ...],
-        pins: Mapping[Tensor, int],
-        placed: Mapping[Tensor, Placement],
-        allowed: Allowed,
-    ) -> tuple[Builder, Partition]:
-        """The graph of ``tensors`` placed and divided into splits, and the builder that compiles it: the one with the
+    def _partition(self, annotated: AnnotatedGraph, allowed: Allowed) -> tuple[Builder, Partition]:
+        """The graph placed and divided into splits, and the builder that compiles it: the one with the
         host where nodes read sources without elements, which no other device runs."""
         try:
-            return self._builder, self._builder.partition(tensors, pins, placed, allowed)
+            return self._builder, self._builder.partition(annotated, allowed)
         except UnsupportedOpError:
-            if any(target.device.kind is Kind.HOST for target in self._targets) or not reads_nothing(tensors):
+            if any(target.device.kind is Kind.HOST for target in self._targets) or not reads_nothing(annotated.graph):
                 raise
         builder = self._builder_with_host
-        return builder, builder.partition(tensors, pins, placed, allowed)
+        return builder, builder.partition(annotated, allowed)
 
     def _earlier(self, form: Any, tensors: tuple[Tensor, ...]) -> Iterator[Program]:
         """The latest programs with outputs of the same operations, perhaps in other sizes."""
@@ -317,7 +315,7 @@ class Scheduler:
         before = list(self._targets)
         if len(before) == 1:
             return False
-        shared = self._threads or equal_part(sum(target.device.threaded for target in before))
+        shared = self._options["threads"] or equal_part(sum(target.device.threaded for target in before))
         for index, target in enumerate(before):
             target = target.at_once(**({"threads": shared} if target.device.threaded else {}))
             self._targets[index] = self._executor.targets[index] = target
@@ -342,7 +340,7 @@ class Scheduler:
             tensors, _ = checked_outputs(outputs)
             allowed = self._allowed if precision is None else checked_precision(precision)
             pinned = {**self._pins, **checked_pins(self._targets, pins or {})}
-            return PlannedGraph(self._partition(tensors, pinned, {}, allowed)[1], self.n_slots)
+            return PlannedGraph(self._partition(AnnotatedGraph(Graph(tensors), pinned), allowed)[1], self.n_slots)
 
     def reserve(self, *outputs: Outputs) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
@@ -362,15 +360,18 @@ class Scheduler:
         from opweave.scheduler.builder import Builder  # importing opweave must not pay for it
 
         forget = partial(_forget, self._programs)
-        return Builder(self._targets, list(self._arenas), self._executor, self._strategy, self._op_offload,
-                       self.parallel, self.n_slots, self._memory_limit, forget, HostDevice())  # fmt: skip
+        return Builder(
+            self._targets, list(self._arenas), self._executor, self._strategy, self._options["op_offload"],
+            self.parallel, self.n_slots, self._options["memory_limit"], forget,
+        )  # fmt: skip
 
     @cached_property
     def _builder_with_host(self) -> Builder:
         """The builder with a target more, for nodes that read sources without elements."""
-        plain, host = self._builder, HostTarget(len(self._targets), worker=self.parallel)
+        stream = HostForEmpty().open(worker=self.parallel)
+        plain, host = self._builder, Target(len(self._targets), stream, None, owned=True)
         if not self.parallel:
-            host.stream.submission = self._executor.ownership
+            stream.submission = self._executor.ownership
         self._executor.targets.append(host)
         self._arenas.append(Arena(host))
         return replace(plain, targets=self._executor.targets, arenas=self._arenas)
@@ -449,8 +450,9 @@ class Scheduler:
         self._executor.when_idle(partial(self._withdraw_leaves, lost.device))
         with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
-        kinds = {k: v for k, v in self._buffer_types.items() if (k if isinstance(k, str) else k.name) != lost.name}
-        return self._over([target.device if target.owned else target.stream for target in rest], kinds)
+        kinds = self._options["buffer_types"].items()
+        kept = {k: v for k, v in kinds if (k if isinstance(k, str) else k.name) != lost.name}
+        return Scheduler([target.given for target in rest], **{**self._options, "buffer_types": kept})
 
     def add(self, device: Where, *, first: bool = False) -> Scheduler:
         """A scheduler over one device more, for going on when one has come back. This one is closed.
@@ -468,8 +470,8 @@ class Scheduler:
         self._executor.check_closer(whole=True)
         checked_options([*self.devices, device], False, None, self.placement)
         self.close()
-        here = [target.device if target.owned else target.stream for target in self._targets]
-        return self._over([device, *here] if first else [*here, device], self._buffer_types)
+        here = [target.given for target in self._targets]
+        return Scheduler([device, *here] if first else [*here, device], **self._options)
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether the caller has said where a tensor is computed."""
@@ -477,30 +479,10 @@ class Scheduler:
 
     def alike(self, placement: str) -> Scheduler:
         """A scheduler over the same devices and streams, with the same options and pins, but its own placement."""
-        here = [target.device if target.owned else target.stream for target in self._targets]
-        made = self._over(here, self._buffer_types, placement)
+        made = Scheduler([target.given for target in self._targets], **{**self._options, "placement": placement})
         for tensor, at in self._pins.items():
             made.pin(tensor, self._targets[at].device)
         return made
-
-    def _over(
-        self,
-        devices: Sequence[Where],
-        kinds: Mapping[Device | str, BufferType],
-        placement: str | None = None,
-    ) -> Scheduler:
-        """A scheduler with the options of this one."""
-        return Scheduler(
-            devices,
-            parallel=self.n_slots if self.parallel else False,
-            op_offload=self._op_offload,
-            buffer_types=kinds,
-            placement=placement or self.placement,
-            precision=dict(self._allowed),
-            memory_limit=self._memory_limit,
-            repack=self._repack,
-            threads=self._threads,
-        )
 
     def _withdraw_leaves(self, device: Device) -> None:
         graphs = [state.partition for state in self._executor.states]

@@ -12,7 +12,8 @@ from opweave.contract import Arg, Group
 from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import u8
 from opweave.graph.layout import span
-from opweave.scheduler.place.target import Target, unbound_step
+from opweave.scheduler.place.support import unbound_step
+from opweave.scheduler.place.target import Target
 
 if TYPE_CHECKING:
     from opweave.contract import Device
@@ -39,7 +40,7 @@ def seconds_of_step(device: Device, signature: Signature) -> float:
         support = Target(0, stream, None, owned=True).support(signature)
         if support.reason is not None:
             raise UnsupportedOpError(f"{device.name} does not run {signature.op.name}: {support.reason}")
-        step = unbound_step(signature, device, packed=support.packed)
+        step = unbound_step(signature, device, support)
 
         def bound(arg: Arg) -> Arg:
             buffer = stack.enter_context(device.alloc(max(span(arg.shape, arg.strides, arg.dtype), 1)))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from opweave.graph.layout import Shape
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Signature, Tensor
-    from opweave.scheduler.place.target import Support, Target
+    from opweave.scheduler.place.support import Support
+    from opweave.scheduler.place.target import Target
 
 __all__ = ["ANY", "LARGEST", "CostModel", "Curve", "OpCost", "Profile", "measured_type"]
 

@@ -21,7 +21,8 @@ from opweave.graph.dtypes import u8
 from opweave.graph.opdef import OPS, SAMPLE_IDS, Sample
 from opweave.graph.work import work
 from opweave.scheduler.place.capabilities import at_precision
-from opweave.scheduler.place.target import Target, unbound_step
+from opweave.scheduler.place.support import unbound_step
+from opweave.scheduler.place.target import Target
 from opweave_cost.contention import seconds_waited
 from opweave_cost.cost_model import Curve, OpCost, Profile, measured_type
 
@@ -253,7 +254,7 @@ class Bound:
     def __init__(self, target: Target, node: Tensor, precision: Precision) -> None:
         signature = _signature(node, precision)
         support = target.support(signature)
-        step = unbound_step(signature, target.device, packed=support.packed, rounded=support.rounded)
+        step = unbound_step(signature, target.device, support)
         self.buffers: list[Buffer] = []
         try:
             out, *srcs = [self._bind(target, arg) for arg in (step.out, *step.srcs)]

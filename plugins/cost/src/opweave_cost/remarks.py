@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from opweave import registry
 from opweave.contract.device import Kind
 from opweave.contract.memory import HOST_SPACE
-from opweave.scheduler.place.target import unbound_step
+from opweave.scheduler.place.support import unbound_step
 from opweave_cost import store
 
 if TYPE_CHECKING:

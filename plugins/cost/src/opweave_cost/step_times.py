@@ -24,7 +24,8 @@ from opweave_cost.run_parts import step_times
 if TYPE_CHECKING:
     from opweave.contract import Device
     from opweave.graph.tensor import Tensor
-    from opweave.scheduler.place.target import Support, Target
+    from opweave.scheduler.place.support import Support
+    from opweave.scheduler.place.target import Target
 
 __all__ = ["StepTimes", "measure_nodes", "measure_steps", "note_steps"]
 

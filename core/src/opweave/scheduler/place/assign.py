@@ -19,7 +19,7 @@ only it reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -102,8 +102,8 @@ def assign(
     """
     graph, pins, placed = annotated.graph, annotated.pins, annotated.placed
     nodes = [t for t in graph.nodes if t.base is None]
-    able = Capabilities(targets, graph.leaves, nodes, precisions)
-    assigning = _Assigning(able, graph.leaves, nodes, {t: at for t, at in pins.items() if t.op is None})
+    capabilities = Capabilities(targets, graph.leaves, nodes, precisions)
+    assigning = _Assigning(capabilities, graph.leaves, nodes, {t: at for t, at in pins.items() if t.op is None})
     target_of, causes = assigning.target_of, assigning.causes
     if pins or placed or any(_has_place(t.leaf) for t in graph.leaves if t.leaf is not None):
         assigning.decide_beforehand(pins, placed, op_offload)
@@ -121,7 +121,7 @@ def assign(
             target_of[tensor] = target_of[tensor.base]
             causes[tensor] = "view"
     assigning.place_leaves()
-    return Assignment(able, target_of, {**causes, **annotated.causes}, fetched)
+    return Assignment(capabilities, target_of, {**causes, **annotated.causes}, fetched)
 
 
 def _has_place(leaf: Leaf) -> bool:
@@ -139,22 +139,22 @@ def target_at(targets: Sequence[Target], placement: Placement | Location) -> int
     return None
 
 
+@dataclass(eq=False)
 class _Assigning:
     """The passes over the computed nodes of a graph; each one decides for nodes that are still open."""
 
-    def __init__(
-        self, able: Capabilities, leaves: Sequence[Tensor], nodes: Sequence[Tensor], leaf_pins: Mapping[Tensor, int]
-    ) -> None:
-        self.able: Final = able
-        self.targets: Final = able.targets
-        self.leaves: Final = leaves
-        self.nodes: Final = nodes
-        self.leaf_pins: Final = leaf_pins  # inputs, and states without memory
-        self.target_of: dict[Tensor, int] = {}
-        self.causes: dict[Tensor, str] = {}
-        self.memory: PlacedMemory | None = None  # set by `decide_beforehand`
-        self.decided: Set[Tensor] = frozenset()  # the nodes that it has decided
-        self.made: list[Tensor] = []  # nodes without sources, which run on the device that reads them
+    capabilities: Capabilities
+    leaves: Sequence[Tensor]
+    nodes: Sequence[Tensor]
+    leaf_pins: Mapping[Tensor, int]  # inputs, and states without memory
+    target_of: dict[Tensor, int] = field(default_factory=dict)
+    causes: dict[Tensor, str] = field(default_factory=dict)
+    memory: PlacedMemory | None = None  # set by `decide_beforehand`
+    decided: Set[Tensor] = frozenset()  # the nodes that it has decided
+    made: list[Tensor] = field(default_factory=list)  # nodes without sources, which run on the device that reads them
+
+    def __post_init__(self) -> None:
+        self.targets = self.capabilities.targets
 
     @cached_property
     def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
@@ -177,7 +177,7 @@ class _Assigning:
         """Pins, nodes that write placed memory, nodes that read placed weights."""
         from opweave.scheduler.place.memory import PlacedMemory  # importing opweave must not pay for it
 
-        memory = self.memory = PlacedMemory(self.able, self.leaves, self.readers, op_offload)
+        memory = self.memory = PlacedMemory(self.capabilities, self.leaves, self.readers, op_offload)
         target_of, causes = self.target_of, self.causes
         concerned = {*memory.weights, *pins, *placed}
         for node in self.nodes:
@@ -186,12 +186,14 @@ class _Assigning:
             pinned = pins.get(node)
             if pinned is not None:
                 target = self.targets[pinned]
-                if not self.able.supports(target, node):
-                    raise self.able.refusal(node, f"{node.describe()} is pinned to {target.name}, which refuses it")
+                if not self.capabilities.supports(target, node):
+                    raise self.capabilities.refusal(
+                        node, f"{node.describe()} is pinned to {target.name}, which refuses it"
+                    )
                 target_of[node], causes[node] = pinned, "pinned"
                 continue
             home = None if node.state is None else self.leaf_pins.get(node.state)
-            if home is not None and self.able.supports(self.targets[home], node):
+            if home is not None and self.capabilities.supports(self.targets[home], node):
                 target_of[node], causes[node] = home, "storage"
                 continue
             leaf = None if node.state is None else node.state.leaf
@@ -205,7 +207,7 @@ class _Assigning:
 
     def grow(self) -> None:
         """Open nodes take the device of the nodes before and after them in the order."""
-        references = frozenset(target.index for target in self.able.references)
+        references = frozenset(target.index for target in self.capabilities.references)
         last = frozenset([len(self.targets) - 1])
         for skipped in (references | last, references):
             for order, cause in ((1, "expand-down"), (-1, "expand-up")):
@@ -214,7 +216,7 @@ class _Assigning:
 
     def _sweep(self, nodes: Sequence[Tensor], cause: str, skipped: Set[int]) -> None:
         targets, target_of, causes = self.targets, self.target_of, self.causes
-        supports = self.able.supports
+        supports = self.capabilities.supports
         current = -1
         for node in nodes:
             target = target_of.get(node)
@@ -227,16 +229,16 @@ class _Assigning:
 
     def choose(self) -> None:
         """The device that reaches most of the bytes that a node reads, else the first that runs it."""
-        target_of, causes, able = self.target_of, self.causes, self.able
+        target_of, causes, capabilities = self.target_of, self.causes, self.capabilities
         nodes = [node for node in self.nodes if node not in target_of] if target_of else self.nodes
         if len(self.targets) == 1:
             only = self.targets[0]
             asked = {node.signature for node in nodes}
-            if able.special:
-                asked = set(map(able.signature, nodes))
+            if capabilities.special:
+                asked = set(map(capabilities.signature, nodes))
             if any(only.support(signature).reason is not None for signature in asked if signature is not None):
-                refused = next(node for node in nodes if not able.supports(only, node))
-                raise able.refusal(refused, f"no device runs {refused.describe()}")
+                refused = next(node for node in nodes if not capabilities.supports(only, node))
+                raise capabilities.refusal(refused)
             target_of.update(dict.fromkeys(nodes, 0))
             causes.update(dict.fromkeys(nodes, "priority"))
             return
@@ -246,11 +248,11 @@ class _Assigning:
                 continue
             best, most = None, -1
             located = [(source, *where) for source in node.srcs if (where := self._location(source)) is not None]
-            for target in able.able(node):
+            for target in capabilities.runners(node):
                 read = located
-                if able.prepared:
-                    support = able.support(target, node)
-                    read = [where for where in read if not able.unpacks(where[0], support)]
+                if capabilities.prepared:
+                    support = capabilities.support(target, node)
+                    read = [where for where in read if not capabilities.unpacks(where[0], support)]
                 reached = 0
                 for source, home, space in read:
                     if home == target.index or target.device.reaches(space):
@@ -258,10 +260,9 @@ class _Assigning:
                 if reached > most:
                     best, most = target, reached
             if best is None:
-                raise able.refusal(node, f"no device runs {node.describe()}")
-            target_of[node] = best.index
-            near = most > 0 and best not in able.references
-            causes[node] = "most-inputs" if near else self._chosen(best)
+                raise capabilities.refusal(node)
+            near = most > 0 and best not in capabilities.references
+            target_of[node], causes[node] = best.index, "most-inputs" if near else self._chosen(best)
 
     @staticmethod
     def _chosen(target: Target) -> str:
@@ -288,7 +289,7 @@ class _Assigning:
         from opweave.scheduler.place.boundaries import Boundaries  # programs of one device need none
 
         causes, memory = self.causes, self.memory
-        computing = [target.index for target in self.able.computing]
+        computing = [target.index for target in self.capabilities.computing]
         offloading: set[int] = set()
         if "offload" in causes.values():
             offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
@@ -299,7 +300,7 @@ class _Assigning:
                 return computing
             return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
 
-        boundaries = Boundaries(self.nodes, self.readers, self.able, self.target_of, self.decided, movable)
+        boundaries = Boundaries(self.nodes, self.readers, self.capabilities, self.target_of, self.decided, movable)
         causes.update(dict.fromkeys(boundaries.fewer_bytes(), "fewest-bytes"))
 
     def join_readers(self) -> None:
@@ -307,33 +308,32 @@ class _Assigning:
         does."""
         for node in self.made:
             reader = next(iter(self.readers.get(node, ())), None)
-            if reader is not None and self.able.supports(self.targets[self.target_of[reader]], node):
+            if reader is not None and self.capabilities.supports(self.targets[self.target_of[reader]], node):
                 self.target_of[node], self.causes[node] = self.target_of[reader], "reader"
                 continue
-            able = next(self.able.able(node), None)
-            if able is None:
-                raise self.able.refusal(node, f"no device runs {node.describe()}")
-            self.target_of[node] = able.index
-            self.causes[node] = self._chosen(able)
+            runner = next(self.capabilities.runners(node), None)
+            if runner is None:
+                raise self.capabilities.refusal(node)
+            self.target_of[node], self.causes[node] = runner.index, self._chosen(runner)
 
     def upgrade(self, pins: Mapping[Tensor, int]) -> None:
         """A node moves to a device of higher priority that shares its memory and that of its weights and states, and
         asks for it."""
         if all(type(target.device)._wants is Device._wants for target in self.targets):
             return
-        targets, able = self.targets, self.able
+        targets, capabilities = self.targets, self.capabilities
         for node in self.nodes:
             at = targets[self.target_of[node]]
             if node in pins:
                 continue
             for target in targets[: at.index]:
-                support = able.support(target, node)
+                support = capabilities.support(target, node)
                 if (
                     target.space is at.space
                     and support.reason is None
-                    and not support.unpacked - able.support(at, node).unpacked
+                    and not support.unpacked - capabilities.support(at, node).unpacked
                     and all(self._reaches(target, s) or not self._reaches(at, s) for s in node.srcs)
-                    and target.device.wants(able.step(target, node))
+                    and target.device.wants(capabilities.step(target, node))
                 ):
                     self.target_of[node], self.causes[node] = target.index, "upgrade"
                     break

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,7 +38,7 @@ class Boundaries:
     Attributes:
         nodes: all computed nodes in order.
         readers: the nodes that read each value, in order, once for each time that they read it.
-        able: what devices say of the nodes.
+        capabilities: what devices say of the nodes.
         target_of: their targets so far, which `fewer_bytes` changes; a node without one can be made anywhere.
         decided: the nodes whose device was decided on their own account.
         movable: the targets that a node may move to, none for one that stays.
@@ -46,24 +47,17 @@ class Boundaries:
 
     nodes: Sequence[Tensor]
     readers: Mapping[Tensor, Sequence[Tensor]]
-    able: Capabilities
+    capabilities: Capabilities
     target_of: dict[Tensor, int]
     decided: Set[Tensor]
     movable: Callable[[Tensor], Sequence[int]]
 
     def __post_init__(self) -> None:
-        targets = self.able.targets
+        targets = self.capabilities.targets
         self.reach = [[a.device.reaches(b.space) for b in targets] for a in targets]
-        self._movable: dict[Tensor, Sequence[int]] = {}
+        self._targets_of = cache(self.movable)  # each node is asked about once
         self._position: dict[Tensor, int] = {}
         self._readers: dict[Tensor, _Readers] = {}
-
-    def _targets_of(self, node: Tensor) -> Sequence[int]:
-        """What `movable` says of a node, asked once."""
-        known = self._movable.get(node)
-        if known is None:
-            known = self._movable[node] = self.movable(node)
-        return known
 
     def fewer_bytes(self) -> Set[Tensor]:
         """Move nodes so that each run copies fewer bytes between memories; returns those that have moved.
@@ -107,7 +101,7 @@ class Boundaries:
                 elif root.leaf is not None and node not in decided and (size := self.leaf_bytes(source, node, at)):
                     assert root.leaf.placement is not None
                     device = root.leaf.placement.buffer.device
-                    yield from [(node, t.index, size) for t in self.able.computing if t.device is device]
+                    yield from [(node, t.index, size) for t in self.capabilities.computing if t.device is device]
 
     def leaf_bytes(self, source: Tensor, node: Tensor, at: int) -> int:
         """Bytes of a placed weight or state that a target copies in each run to read it for ``node``, 0 if it reads
@@ -115,17 +109,17 @@ class Boundaries:
         leaf = source.memory.leaf
         if leaf is None or leaf.placement is None:
             return 0
-        able, target = self.able, self.able.targets[at]
+        capabilities, target = self.capabilities, self.capabilities.targets[at]
         if not target.device.reaches(leaf.placement.buffer.space):
             return source.nbytes
-        unpacks = bool(able.prepared) and able.unpacks(source, able.support(target, node))
-        return source.nbytes if unpacks and not able.is_constant(source) else 0
+        unpacks = bool(capabilities.prepared) and capabilities.unpacks(source, capabilities.support(target, node))
+        return source.nbytes if unpacks and not capabilities.is_constant(source) else 0
 
     def _may_move(self, node: Tensor, to: int) -> bool:
         return (
             self.target_of[node] != to
             and to in self._targets_of(node)
-            and self.able.supports(self.able.targets[to], node)
+            and self.capabilities.supports(self.capabilities.targets[to], node)
         )
 
     def _ties(self, node: Tensor) -> int:

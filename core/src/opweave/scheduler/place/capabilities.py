@@ -12,17 +12,16 @@ from opweave.errors import UnsupportedOpError
 from opweave.graph.dtypes import f32
 from opweave.graph.tensor import Signature
 from opweave.runtime.memory import BufferType
-from opweave.scheduler.place.target import Support, Target, unbound_step
+from opweave.scheduler.place.support import Support, unbound_step
 
 if TYPE_CHECKING:
     from opweave.contract.step import Step
     from opweave.graph.leaf import Leaf
     from opweave.graph.precision import Precision
     from opweave.graph.tensor import Tensor
+    from opweave.scheduler.place.target import Target
 
 __all__ = ["Capabilities", "at_precision"]
-
-_NONE: Final[frozenset[int]] = frozenset()
 
 
 class Capabilities:
@@ -89,11 +88,7 @@ class Capabilities:
 
     def step(self, target: Target, node: Tensor) -> Step:
         """``node`` as a step, as the target's device would get it."""
-        support = self.support(target, node)
-        return unbound_step(
-            self.signature(node), target.device, packed=support.packed, unpacked=support.unpacked,
-            rounded=support.rounded, repacked=support.repacked,
-        )  # fmt: skip
+        return unbound_step(self.signature(node), target.device, self.support(target, node))
 
     def unpacks(self, source: Tensor, support: Support) -> bool:
         """Whether a source that the device reaches has to be copied to plain memory for a node all the same: kernels
@@ -109,7 +104,7 @@ class Capabilities:
             return False
         return leaf.placement.buffer.usage is Usage.WEIGHTS
 
-    def able(self, node: Tensor) -> Iterator[Target]:
+    def runners(self, node: Tensor) -> Iterator[Target]:
         """The targets that may run ``node``, in order of priority: those with references only where no other can."""
         found = False
         for target in self.computing:
@@ -119,10 +114,10 @@ class Capabilities:
         if not found:
             yield from [target for target in self.references if self.supports(target, node)]
 
-    def refusal(self, node: Tensor, message: str) -> UnsupportedOpError:
-        """The error that says why no device runs ``node``."""
+    def refusal(self, node: Tensor, message: str = "") -> UnsupportedOpError:
+        """The error that says why no device runs ``node``, or what ``message`` says."""
         reasons = {target.name: self.support(target, node).reason or "supported" for target in self.targets}
-        return UnsupportedOpError(message, reasons)
+        return UnsupportedOpError(message or f"no device runs {node.describe()}", reasons)
 
 
 def _special_memory(leaf: Leaf | None) -> BufferType | None:
@@ -174,7 +169,7 @@ def _mark_whole(
         if not positions:
             continue
         wanted = [(target, node.srcs[i], kind) for target, i, kind in positions]
-        new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and not _has_copy(w, kind)]
+        new = [(t, w, kind) for t, w, kind in wanted if (w, kind) not in seen and w.leaf and kind not in w.leaf.copies]
         sizes = [(target, kind.alloc_size(weight)) for target, weight, kind in new]
         for target, _ in sizes:
             if target.name not in room:
@@ -191,9 +186,8 @@ def _mark_whole(
 
 def _whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
     """Positions of the sources of a product that are read-only matrices in ordinary memory, or nowhere yet."""
-    if node.op is None or not node.op.product:
-        return _NONE
-    return frozenset([i for i, source in enumerate(node.srcs) if source.leaf and _is_whole(source, special)])
+    srcs = node.srcs if node.op is not None and node.op.product else ()
+    return frozenset([i for i, source in enumerate(srcs) if _is_whole(source, special)])
 
 
 def _ask_repacked(
@@ -227,21 +221,13 @@ def _copies(nodes: Sequence[Tensor]) -> set[tuple[Tensor, BufferType]]:
     return {(w, kind) for w in leaves if w.leaf for kind in w.leaf.copies if isinstance(kind, BufferType)}
 
 
-def _has_copy(weight: Tensor, kind: BufferType) -> bool:
-    return weight.leaf is not None and kind in weight.leaf.copies
-
-
 def at_precision(
     node: Tensor, signature: Signature, precision: Precision, special: Container[Tensor] = ()
 ) -> Signature:
     """The signature of a node that may be computed in ``precision``. Of its sources in f32 those are constant that show
     a read-only leaf which is not in ``special`` memory."""
-    constant = []
-    for i, source in enumerate(node.srcs):
-        leaf = source.memory.leaf
-        fixed = leaf is not None and leaf.kind in ("weight", "constant") and source.memory not in special
-        if fixed and source.dtype is f32:
-            constant.append(i)
+    leaves = [(i, s.memory.leaf) for i, s in enumerate(node.srcs) if s.dtype is f32 and s.memory not in special]
+    constant = [i for i, leaf in leaves if leaf is not None and leaf.kind in ("weight", "constant")]
     return signature.at(precision, frozenset(constant))
 
 

@@ -21,7 +21,7 @@ class PlacedMemory:
     """The placed weights of a graph, and what they and other placed memory decide for nodes.
 
     Args:
-        able: what the devices say of nodes.
+        capabilities: what the devices say of nodes.
         leaves: of the graph.
         readers: leaf -> the nodes that read it or views of it, in order, perhaps several times.
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
@@ -31,9 +31,13 @@ class PlacedMemory:
     """
 
     def __init__(
-        self, able: Capabilities, leaves: Sequence[Tensor], readers: Mapping[Tensor, Sequence[Tensor]], op_offload: bool
+        self,
+        capabilities: Capabilities,
+        leaves: Sequence[Tensor],
+        readers: Mapping[Tensor, Sequence[Tensor]],
+        op_offload: bool,
     ) -> None:
-        self._able: Final = able
+        self._capabilities: Final = capabilities
         self._op_offload: Final = op_offload
         self.weights: Final[dict[Tensor, list[Tensor]]] = {}
         self._buffers: Final = {leaf: buffer for leaf in leaves if (buffer := _weight_buffer(leaf)) is not None}
@@ -59,7 +63,7 @@ class PlacedMemory:
             at = self._where_written(node, storage)
             if at is not None:
                 return at.index, "storage"
-        signature, known = self._able.signature(node), self._by_signature
+        signature, known = self._capabilities.signature(node), self._by_signature
         for weight in self.weights.get(node, ()):
             key = signature, self._buffers[weight]
             try:
@@ -74,37 +78,39 @@ class PlacedMemory:
         """The targets that reach placed memory: the one that holds it first, those with references last."""
         found = self._near.get(buffer)
         if found is None:
-            found = [t for t in self._able.targets if t.device is buffer.device or t.device.reaches(buffer.space)]
-            found.sort(key=lambda t: (t in self._able.references, t.device is not buffer.device))
+            found = [
+                t for t in self._capabilities.targets if t.device is buffer.device or t.device.reaches(buffer.space)
+            ]
+            found.sort(key=lambda t: (t in self._capabilities.references, t.device is not buffer.device))
             self._near[buffer] = found
         return found
 
     def _where_written(self, node: Tensor, storage: Placement | Location) -> Target | None:
         """The target that computes ``node`` right into its placed memory; ``None``: its result is written back."""
-        target = next((t for t in self._by_reach(storage.buffer) if self._able.supports(t, node)), None)
-        if target in self._able.references and node.state is None:
+        target = next((t for t in self._by_reach(storage.buffer) if self._capabilities.supports(t, node)), None)
+        if target in self._capabilities.references and node.state is None:
             return None  # a result that the caller placed in the host's memory; a state would be copied there and back
         return target
 
     def _by_weight(self, node: Tensor, weight: Tensor) -> tuple[int, str] | None:
         """Target and cause that a placed weight decides for a node that reads it, if it does: the same for all nodes of
         one signature and weights of one buffer."""
-        able, buffer = self._able, self._buffers[weight]
+        capabilities, buffer = self._capabilities, self._buffers[weight]
         near = self._by_reach(buffer)
         home: Target | None = None
         for target in near:
-            if able.supports(target, node):
+            if capabilities.supports(target, node):
                 home = target
                 break
-        if weight in able.prepared:
+        if weight in capabilities.prepared:
             home = self._reader(near, node, weight) or home
         if self._op_offload and buffer.is_host:
-            only_references = home is None or home in able.references
-            for target in able.computing:
+            only_references = home is None or home in capabilities.references
+            for target in capabilities.computing:
                 if not only_references and home is not None and target.index >= home.index:
                     break
-                far = target.device.caps.offload and target not in near and able.supports(target, node)
-                if far and target.device.offloads(able.step(target, node)):
+                far = target.device.caps.offload and target not in near and capabilities.supports(target, node)
+                if far and target.device.offloads(capabilities.step(target, node)):
                     return target.index, "offload"
             if only_references:
                 return None  # brought to whichever device computes it
@@ -112,10 +118,10 @@ class PlacedMemory:
 
     def _reader(self, near: Sequence[Target], node: Tensor, weight: Tensor) -> Target | None:
         """The first target that reads a prepared weight as it lies."""
-        kind = self._able.prepared[weight]
+        kind = self._capabilities.prepared[weight]
         for target in near:
             if target.device.reads(kind):
-                support = self._able.support(target, node)
+                support = self._capabilities.support(target, node)
                 if support.reason is None and kind not in support.unpacked:
                     return target
         return None
@@ -147,12 +153,12 @@ class PlacedMemory:
         assert node.op is not None
         if node.op.product:
             return []
-        allowed = [target.index for target in self._able.computing]
+        allowed = [target.index for target in self._capabilities.computing]
         for weight in self.weights[node]:
             buffer = self._buffers[weight]
             if len(self._readers[weight]) == 1:
                 bring = offloading if buffer.is_host else ()
-                targets = self._able.targets
+                targets = self._capabilities.targets
                 allowed = [d for d in allowed if d in bring or targets[d].device.reaches(buffer.space)]
             if not allowed or not self._is_small(weight):
                 return []

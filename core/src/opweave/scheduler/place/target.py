@@ -3,127 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import zip_longest
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from opweave.contract.device import Kind
 from opweave.contract.memory import Usage
-from opweave.contract.step import Arg, Step
 from opweave.errors import SchedulerError
-from opweave.graph.dtypes import bf16
-from opweave.graph.graph import Graph
-from opweave.graph.layout import dense_strides, is_dense
-from opweave.graph.precision import is_within
-from opweave.graph.tensor import Tensor
 from opweave.runtime.device import Device
 from opweave.runtime.host.device import HostDevice
 from opweave.runtime.memory import BufferType
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
+from opweave.scheduler.place.support import Support, ask, ask_repacked, has_dense_sources, unbound_step
 
 if TYPE_CHECKING:
-    from opweave.contract.step import Choice
-    from opweave.graph.dtypes import DType
-    from opweave.graph.layout import Shape, Strides
-    from opweave.graph.precision import Precision
-    from opweave.graph.tensor import Signature, Tensor, Window
+    from opweave.contract.step import Step
+    from opweave.graph.graph import Graph
+    from opweave.graph.tensor import Signature
     from opweave.runtime.host.threads import ThreadPool
     from opweave.runtime.submission import Submission
 
 __all__ = [
-    "HostTarget", "Support", "Target", "Where", "check_buffer_type", "close_targets", "equal_part", "find_target",
-    "open_targets", "packing_support", "reads_nothing", "repack_limit", "unbound_step",
+    "HostForEmpty", "Target", "Where", "check_buffer_type", "close_targets", "equal_part", "find_target",
+    "open_targets", "reads_nothing", "repack_limit",
 ]  # fmt: skip
 
 Where = Device | Stream | str
 """How callers name a device of a scheduler."""
-
-NONE: Final[Mapping[int, Any]] = MappingProxyType({})
-
-
-@dataclass(slots=True, eq=False)
-class Support:
-    """What a device says of a signature, asked once.
-
-    Attributes:
-        reason: why it does not run the node, ``None``: it does.
-        packed: it runs the node only with its non-dense sources packed.
-        unpacked: kinds of memory in a form of their own whose tensors it reads through copies in plain memory.
-        inplace: the output may be the same memory as a source.
-        workspace: bytes of scratch memory while it runs.
-        choice: the kernel that computes it, and its scratch memory.
-        nbytes: bytes of the result.
-        allowed: the precision that the program allows for the node.
-        precision: the one that it is computed in.
-        rounded: positions of read-only sources that it is given in bf16, rounded once.
-        repacked: positions of read-only sources of which it is given a copy in special memory, made once -> that kind.
-        seconds: what a step took inside a program, where `opweave_cost.tune` has measured it; predictions then use it.
-    """
-
-    reason: str | None
-    packed: bool = False
-    inplace: bool = False
-    workspace: int = 0
-    choice: Choice | None = None
-    unpacked: frozenset[BufferType] = frozenset()
-    nbytes: int = 0
-    allowed: Precision = "exact"
-    precision: Precision = "exact"
-    rounded: frozenset[int] = frozenset()
-    repacked: Mapping[int, BufferType] = field(default_factory=lambda: NONE)
-    seconds: float | None = None
-
-
-def unbound_step(
-    signature: Signature,
-    device: Device,
-    *,
-    packed: bool = False,
-    unpacked: frozenset[BufferType] = frozenset(),
-    rounded: frozenset[int] = frozenset(),
-    repacked: Mapping[int, BufferType] = NONE,
-) -> Step:
-    """The step that ``device`` is asked about: no memory yet, every source as and where it would lie there.
-
-    Sources in special memory that the device does not reach, or that is ``unpacked``, would come as copies in its
-    ordinary memory; those at the positions ``rounded`` would come in bf16, those in ``repacked`` in that memory.
-    """
-    srcs = signature.srcs[1:] if signature.op.writes else signature.srcs
-    if rounded:
-        srcs = tuple([_rounded(window) if i in rounded else window for i, window in enumerate(srcs)])
-    memories = [
-        m if m is not None and m not in unpacked and device.reaches(m.space) else None for m in signature.memories
-    ]
-    if signature.op.writes:
-        memories = memories[1:]
-    if repacked:
-        memories = [repacked.get(i, m) for i, (_, m) in enumerate(zip_longest(srcs, memories))]
-    args = [
-        Arg(None, 0, dtype, shape, dense_strides(shape, dtype) if packed else strides, None, i + 1, memory)
-        for i, ((dtype, shape, strides), memory) in enumerate(zip_longest(srcs, memories))
-    ]
-    out = Arg(None, 0, *signature.out, None, 0)
-    return Step(signature.op.name, out, tuple(args), signature.attrs, precision=signature.precision)
-
-
-def _rounded(window: Window) -> Window:
-    """The window of the same elements of a leaf in bf16."""
-    dtype, shape, strides = window
-    return bf16, shape, tuple([s // dtype.itemsize * bf16.itemsize for s in strides])
-
-
-def packing_support(device: Device, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
-    """How ``device`` makes a dense copy of a window in its memory; ``None``: it has no kernel for that."""
-    out = Arg(None, 0, dtype, shape, dense_strides(shape, dtype), None, 0)
-    step = Step("contiguous", out, (Arg(None, 0, dtype, shape, strides, None, 1),), {})
-    if device.why_not(step) is not None:
-        return None
-    return Support(None, workspace=device._workspace(step), choice=device.kernels.choice(step))
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
@@ -179,6 +86,11 @@ class Target:
         return f"<Target {self.index}: {self.name}>"
 
     @property
+    def given(self) -> Device | Stream:
+        """What the scheduler was given: the device, or a stream that others own."""
+        return self.device if self.owned else self.stream
+
+    @property
     def streams(self) -> list[Stream]:
         own = [self.stream] if self.copier is None else [self.stream, self.copier]
         return own if self.replaced is None else [*own, *self.replaced.streams]
@@ -217,7 +129,7 @@ class Target:
         """What the device says of nodes with a signature; remembered on it."""
         known = signature.support.get(self.device)
         if known is None:
-            known = signature.support[self.device] = self._ask(signature)
+            known = signature.support[self.device] = ask(self.device, signature)
         return known
 
     def support_whole(self, signature: Signature, plain: Signature) -> Support:
@@ -227,7 +139,7 @@ class Target:
         if known is None:
             known = self.support(plain)
             if known.reason is None and not known.unpacked:
-                known = self._repacked(signature, known)
+                known = ask_repacked(self.device, signature, known)
             signature.support[self.device] = known
         return known
 
@@ -237,108 +149,26 @@ class Target:
             return
         new = [s for s in dict.fromkeys(signatures) if self.device not in s.support]
         runs = self.device.ask_ahead([unbound_step(s, self.device) for s in new])
-        loose = [s for s, run in zip(new, runs, strict=True) if not run and not _is_dense(s)]
-        self.device.ask_ahead([unbound_step(s, self.device, packed=True) for s in loose])
-
-    def _ask(self, signature: Signature) -> Support:
-        if 0 in signature.out[1]:
-            return Support(None)  # there is nothing to compute
-        if any(0 in shape for _, shape, _ in signature.srcs) and self.device.kind is not Kind.HOST:
-            return Support("a source has no elements; only the host runs such nodes")
-        answer = self._ask_with(signature, frozenset())
-        if answer.precision == "bf16" and signature.constant:
-            rounded = self._ask_with(signature, frozenset(), signature.constant)
-            if rounded.reason is None and rounded.precision == "bf16":
-                answer = rounded
-        if answer.reason is None and signature.whole:
-            return self._repacked(signature, answer)
-        if answer.reason is None:
-            return answer
-        reached = [m for m in signature.memories if m is not None and not m.is_raw and self.device.reaches(m.space)]
-        if not reached:
-            return answer
-        # Each kind of memory that is refused by itself is read through a copy, or else all of them are.
-        kinds = frozenset(reached)
-        refused = frozenset(k for k in kinds if self._ask_with(signature, kinds - {k}).reason is not None)
-        for unpacked in dict.fromkeys((refused or kinds, kinds)):
-            copied = self._ask_with(signature, unpacked)
-            if copied.reason is None:
-                return copied
-        return answer
-
-    def _repacked(self, signature: Signature, answer: Support) -> Support:
-        """The answer with read-only sources in the special memory that the device would rather read, if it has some:
-        rounded to bf16 where that is allowed and the kernel then computes in it, else as they are. It is not computed
-        more finely than before, because the rougher kernel is there for speed."""
-        rough = signature.precision != "exact" and bool(signature.constant)
-        for rounded in dict.fromkeys((signature.constant if rough else answer.rounded, answer.rounded)):
-            step = unbound_step(signature, self.device, packed=answer.packed, rounded=rounded)
-            kinds = self.device.repacks(step, signature.whole)
-            found = self._ask_with(signature, frozenset(), rounded, kinds) if kinds else answer
-            fits = found.precision == "bf16" or not rounded
-            if kinds and found.reason is None and fits and is_within(answer.precision, found.precision):
-                return found
-        return answer
-
-    def _ask_with(
-        self,
-        signature: Signature,
-        unpacked: frozenset[BufferType],
-        rounded: frozenset[int] = frozenset(),
-        repacked: Mapping[int, BufferType] = NONE,
-    ) -> Support:
-        step = unbound_step(signature, self.device, unpacked=unpacked, rounded=rounded, repacked=repacked)
-        reason = self.device.why_not(step)
-        packed = False
-        if reason is not None and not _is_dense(signature):
-            step = unbound_step(
-                signature, self.device, packed=True, unpacked=unpacked, rounded=rounded, repacked=repacked
-            )
-            packed = self.device.why_not(step) is None
-        if reason is not None and not packed:
-            return Support(reason)
-        device = self.device
-        try:
-            workspace, choice = device._workspace(step), device.kernels.choice(step)
-            precision = device.precision(step)
-        except Exception as error:  # counts as a refusal: another device may run it
-            return Support(f"its workspace or precision failed: {type(error).__name__}: {error}")
-        return Support(
-            None, packed, device.inplace(step), workspace, choice, unpacked, step.out.nbytes,
-            signature.precision, precision, rounded, repacked,
-        )  # fmt: skip
+        loose = [s for s, run in zip(new, runs, strict=True) if not run and not has_dense_sources(s)]
+        self.device.ask_ahead([unbound_step(s, self.device, Support(None, packed=True)) for s in loose])
 
 
-class _OwnHost(HostDevice):
-    """An object of its own: what it says of signatures is not what the host says in schedulers that were given it."""
+class HostForEmpty(HostDevice):
+    """The host, in a scheduler that has not been given it, for nodes with a source without elements: kernels of devices
+    are never given those, and an empty batch must run on any devices."""
 
     def __init__(self) -> None:
         self.name = "host"
 
-
-class HostTarget(Target):
-    """The host, in a scheduler that has not been given it, for nodes with a source without elements: kernels of devices
-    are never given those, and an empty batch must run on any devices."""
-
-    def __init__(self, index: int, *, worker: bool) -> None:
-        super().__init__(index, _OwnHost().open(worker=worker), None, owned=True)
-
-    def _ask(self, signature: Signature) -> Support:
-        if 0 not in signature.out[1] and not any(0 in shape for _, shape, _ in signature.srcs):
-            return Support(
-                "it is not among the scheduler's devices, and then only runs nodes with a source without elements"
-            )
-        return super()._ask(signature)
+    def _why_not(self, step: Step) -> str | None:
+        if not any(0 in src.shape for src in step.srcs):
+            return "it is not among the scheduler's devices, and then only runs nodes with a source without elements"
+        return super()._why_not(step)
 
 
-def reads_nothing(outputs: Iterable[Tensor]) -> bool:
+def reads_nothing(graph: Graph) -> bool:
     """Whether a node that has elements reads a source that has none."""
-    nodes = Graph(tuple(outputs)).nodes
-    return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in nodes)
-
-
-def _is_dense(signature: Signature) -> bool:
-    return all(is_dense(shape, strides, dtype) for dtype, shape, strides in signature.srcs)
+    return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in graph.nodes)
 
 
 def repack_limit(given: bool | int | None, device: Device) -> float:

@@ -12,16 +12,14 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from opweave.graph.layout import Shape, Strides, dense_strides, is_dense, nbytes
+from opweave.graph.layout import dense_strides, is_dense, nbytes
 from opweave.scheduler.place.precision import rounded_sources
-from opweave.scheduler.place.target import Support, packing_support
+from opweave.scheduler.place.support import Support, packing_support
 from opweave.scheduler.plan.splits import Copy, Partition, Split, SplitStep, StorageView
 from opweave.scheduler.plan.storages import Storages
 
 if TYPE_CHECKING:
-    from opweave.graph.dtypes import DType
     from opweave.graph.tensor import Tensor
-    from opweave.runtime.buffer import Buffer
     from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.target import Target
@@ -108,9 +106,9 @@ class _Partitioner:
             split = self.split  # an operand may have begun another one
             assert split is not None
             if op.writes:
-                self._write(node, target, split, support, tuple(operands))
+                self._write(node, split, support, tuple(operands))
             elif placed and node in placed:
-                self._place(node, target, split, support, tuple(operands), placed[node].buffer)
+                self._place(node, split, support, tuple(operands))
             else:
                 index = len(sizes)
                 sizes.append(support.nbytes)
@@ -140,6 +138,11 @@ class _Partitioner:
             self.annotated, self.assignment, splits, storages.sizes, storages.arena_of, storages.tensors,
             storages.owners, storages.unpacked, storages.repacked, storages.inputs, outputs,
         )  # fmt: skip
+
+    def _before_steps(self, target: Target) -> Split:
+        """The current split if it is one of a target without steps so far, else a new one: copies come before steps."""
+        split = self.split
+        return self._open(target) if split is None or split.target is not target or split.steps else split
 
     def _open(self, target: Target) -> Split:
         """A new split, to which the next steps are added."""
@@ -186,15 +189,15 @@ class _Partitioner:
             return StorageView.of(source, self.storages.uploaded_leaf(source, target))
         root = source.root
         operand = self.storages.shown(source, target)
-        able = self.assignment.capabilities
+        capabilities = self.assignment.capabilities
         if not self.storages.reaches(target, operand.storage):
             # A copy of memory that no device of this scheduler reaches stays with the program.
-            if root not in self.target_of and able.is_constant(source):
+            if root not in self.target_of and capabilities.is_constant(source):
                 operand = self._copy_once(root, operand, target)
             else:
                 operand = self._copy(source, operand, target, node)
-        elif self.prepared and able.unpacks(source, support):
-            if able.is_constant(source):
+        elif self.prepared and capabilities.unpacks(source, support):
+            if capabilities.is_constant(source):
                 operand = self._copy_once(root, operand, target)
             else:
                 operand = self._copy(source, operand, target, node, "unpack")
@@ -258,9 +261,7 @@ class _Partitioner:
 
     def _gather(self, node: Tensor, target: Target) -> None:
         """A ``concat`` as copies of its pieces, each to its place."""
-        split = self.split
-        if split is None or split.steps:
-            split = self._open(target)
+        split = self._before_steps(target)
         storage, offset, axis = self.storages.temporary(node, node.nbytes, target.index), 0, node.attrs["axis"]
         for source in node.srcs:
             window = StorageView(storage, offset, node.dtype, source.shape, node.strides)
@@ -283,14 +284,14 @@ class _Partitioner:
     def _share(self, node: Tensor, exchange: Exchange, target: Target) -> None:
         """The share of one device in a collective: it reads the parts where they lie."""
         what, provider = exchange.what, exchange.provider
-        split = self.split
-        if split is None or split.target is not target or split.steps:
-            split = self._open(target)
+        split = self._before_steps(target)
         out = StorageView.dense(self.storages.temporary(node, node.nbytes, target.index), node.dtype, node.shape)
         first, *terms = [self.storages.shown(term, target) for term in what.terms]
         bias = None if what.bias is None else self.storages.shown(what.bias, target)
         cause = what.kind.replace("_", "-") if provider is None else "collective"
-        split.copies.append(Copy(what.of, first, out, cause, None, tuple(terms), bias, what.kind, provider))
+        split.copies.append(
+            Copy(what.of, first, out, cause, terms=tuple(terms), bias=bias, kind=what.kind, provider=provider)
+        )
         self.storages.made_in[self.storages.enter(node, out.storage)] = -1
 
     def _exchange(self, exchange: Exchange) -> None:
@@ -306,12 +307,12 @@ class _Partitioner:
             if end is not None:
                 self.storages.enter(end, storage)
             outs.append(StorageView.dense(storage, shown.dtype, shown.shape))
-        dst, *others = outs
         split.copies.append(
             Copy(
-                what.of, first, dst, "collective", None, tuple(terms), None, what.kind, exchange.provider, tuple(others)
+                what.of, first, outs[0], "collective", terms=tuple(terms), kind=what.kind, provider=exchange.provider,
+                outs=tuple(outs[1:]),
             )
-        )
+        )  # fmt: skip
         self.split = None
 
     def _selected(self, source: Tensor, node: Tensor, target: Target) -> StorageView | None:
@@ -333,7 +334,10 @@ class _Partitioner:
         _, _, dtype, shape, strides = operand
         storage = self.storages.temporary(source, nbytes(shape, dtype), target.index)
         packed = StorageView.dense(storage, dtype, shape)
-        support = self._packer(target, dtype, shape, strides)
+        form = (target.index, dtype, shape, strides)
+        if form not in self.packers:
+            self.packers[form] = packing_support(target.device, dtype, shape, strides)
+        support = self.packers[form]
         if support is not None:
             split.steps.append(SplitStep("contiguous", None, packed, (operand,), support))
         else:
@@ -345,20 +349,12 @@ class _Partitioner:
         self.copied[key] = packed
         return packed
 
-    def _packer(self, target: Target, dtype: DType, shape: Shape, strides: Strides) -> Support | None:
-        key = (target.index, dtype, shape, strides)
-        if key not in self.packers:
-            self.packers[key] = packing_support(target.device, dtype, shape, strides)
-        return self.packers[key]
-
     # --- results ----------------------------------------------------------------------------------------------------
 
-    def _write(
-        self, node: Tensor, target: Target, split: Split, support: Support, operands: tuple[StorageView, ...]
-    ) -> None:
+    def _write(self, node: Tensor, split: Split, support: Support, operands: tuple[StorageView, ...]) -> None:
         """A node that writes a state: in place where the target reaches it and its bytes are plain, else on a copy that
         is written back."""
-        written, op = node.srcs[0], node.op
+        written, op, target = node.srcs[0], node.op, split.target
         assert op is not None
         storage = self.storages.storage_of(written.root, target)
         self.storages.enter(node, storage)
@@ -369,8 +365,7 @@ class _Partitioner:
             split.steps.append(SplitStep(op.name, node, region, operands, support))
             self.storages.made_in[storage] = split.index
             return
-        if split.steps:
-            split = self._open(target)
+        split = self._before_steps(target)
         copy = self.storages.temporary(written, nbytes(written.shape, written.dtype), target.index)
         window = StorageView.dense(copy, written.dtype, written.shape)
         split.copies.append(Copy(written, region, window, "region"))
@@ -379,17 +374,9 @@ class _Partitioner:
         self.storages.made_in[storage] = split.index
         self.split = None
 
-    def _place(
-        self,
-        node: Tensor,
-        target: Target,
-        split: Split,
-        support: Support,
-        operands: tuple[StorageView, ...],
-        buffer: Buffer,
-    ) -> None:
+    def _place(self, node: Tensor, split: Split, support: Support, operands: tuple[StorageView, ...]) -> None:
         """A node whose memory the caller decided: computed there, or elsewhere and written back."""
-        op = node.op
+        op, target, buffer = node.op, split.target, self.placed[node].buffer
         assert op is not None
         storage = self.storages.own(node, buffer.space)
         out = final = StorageView.of(node, storage)

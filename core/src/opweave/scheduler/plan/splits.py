@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from opweave.scheduler.place.annotated_graph import AnnotatedGraph
     from opweave.scheduler.place.assign import Assignment
     from opweave.scheduler.place.prediction import Prediction
-    from opweave.scheduler.place.target import Support, Target
+    from opweave.scheduler.place.support import Support
+    from opweave.scheduler.place.target import Target
 
 __all__ = ["COPY_CAUSES", "Copy", "Partition", "Split", "SplitStep", "StorageView"]
 

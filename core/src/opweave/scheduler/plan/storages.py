@@ -105,7 +105,9 @@ class Storages:
 
     def uploaded_leaf(self, root: Tensor, target: Target) -> int:
         """The storage of a read-only leaf in plain memory that a target reaches."""
-        space = self._spaces[target.index]
+        return self._uploaded_to(self._spaces[target.index], root)
+
+    def _uploaded_to(self, space: MemorySpace, root: Tensor) -> int:
         known = self._uploaded[space].get(root)
         if known is None:
             known = self._uploaded[space][root] = self.own(root, space)
@@ -128,10 +130,7 @@ class Storages:
 
     def empty(self, source: Tensor) -> StorageView:
         """A source without elements, which lies on the host for every reader."""
-        storage = self._uploaded[HOST_SPACE].get(source)
-        if storage is None:
-            storage = self._uploaded[HOST_SPACE][source] = self.own(source, HOST_SPACE)
-        return StorageView.dense(storage, source.dtype, source.shape)
+        return StorageView.dense(self._uploaded_to(HOST_SPACE, source), source.dtype, source.shape)
 
     def pad(self, splits: Iterable[Split]) -> None:
         """Set the sizes of temporaries to those that the kinds of memory in which they lie ask for."""
