@@ -17,9 +17,10 @@ from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
 from opweave.runtime.host.device import HostDevice
 from opweave.scheduler.compile.arena import Arena, Lease
-from opweave.scheduler.compile.bind import Bindings, bind
+from opweave.scheduler.compile.bind import bind
 from opweave.scheduler.compile.lower import lower
 from opweave.scheduler.compile.reuse import EarlierProgram
+from opweave.scheduler.compile.run_list import Bindings
 from opweave.scheduler.place.annotated_graph import AnnotatedGraph
 from opweave.scheduler.place.arguments import Outputs
 from opweave.scheduler.place.assign import assign
@@ -126,16 +127,16 @@ class Builder:
         parts: Partition,
         form: Outputs,
         show: Show | None = None,
-        earlier: Iterable[Program] = (),
+        candidates: Iterable[Program] = (),
     ) -> Program:
-        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. ``earlier``
-        programs of this scheduler may have calls that can be used again."""
+        """The program of a partition, with memory; ``show`` is called with the values of observed nodes. The first
+        of the ``candidates``, programs of this scheduler, that is like it may have calls that can be used again."""
         groups = fuse(parts)
-        alike = next((program.earlier for program in earlier if program.earlier.is_alike(parts)), None)
-        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots, alike)
+        earlier = next((program.earlier for program in candidates if program.earlier.is_like(parts)), None)
+        plan, bindings, leases = self._take_memory(parts, groups, 1 if show is not None else self.n_slots, earlier)
         executor = self.executor
         lists = lower(
-            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, earlier=alike
+            parts, groups, bindings, overlapping=self.parallel, count=executor.count_copied, show=show, earlier=earlier
         )
         state = ProgramState(parts, lists, leases, form)
         variant = partial(self._with_observed, parts, form)
@@ -161,12 +162,11 @@ class Builder:
     ) -> tuple[MemoryPlan, list[Bindings], list[Lease]]:
         """Memory for as many slots as are wanted, or for one where there is too little."""
         tight = False
-        known = None if earlier is None else earlier.memory_for(parts)
         while True:
             capacities = [arena.capacities() for arena in self.arenas]
             plan = allocate(parts, groups, capacities, slots, tight=tight)
             try:
-                return plan, *bind(parts, plan, self.arenas, self.host, known, tight=tight)
+                return plan, *bind(parts, plan, self.arenas, self.host, earlier, tight=tight)
             except AllocationError as error:
                 if not tight and any(capacities):
                     tight = True

@@ -278,7 +278,7 @@ class Scheduler:
                 several = parts.annotated.sharded and len({split.target.index for split in parts.splits}) > 1
                 if several and self._compute_at_once():
                     builder, parts = self._partition(annotated, allowed)
-                program = builder.compile(parts, outputs, earlier=self._earlier(form, tensors))
+                program = builder.compile(parts, outputs, candidates=self._earlier(form, tensors))
             if TRACE.listening:
                 TRACE.emit("build", repr(program), start, perf_counter_ns(), nodes=len(program.partition.graph.nodes))
             registry.program_built(program)

@@ -6,43 +6,28 @@ With several slots, runs may be under way at once: what more than one queue touc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 from opweave.contract.memory import HOST_SPACE
 from opweave.contract.step import Arg
 from opweave.graph.dtypes import u8
 from opweave.leaf_memory import place_state, repack, upload, upload_plain
-from opweave.runtime.buffer import Buffer
+from opweave.scheduler.compile.run_list import Bindings
 
 if TYPE_CHECKING:
     from opweave.contract.memory import MemorySpace
     from opweave.graph.leaf import Location, Placement
     from opweave.graph.tensor import Tensor
+    from opweave.runtime.buffer import Buffer
     from opweave.runtime.device import Device
     from opweave.scheduler.compile.arena import Arena, Lease
+    from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.allocate import MemoryPlan
     from opweave.scheduler.plan.splits import Partition, StorageView
 
-__all__ = ["Bindings", "bind", "operands"]
-
-
-class Bindings(NamedTuple):
-    """Where everything lies in one slot.
-
-    Attributes:
-        buffers, offsets: of every storage id; no buffer for values that live only inside of a fused group.
-        handles: what `BufferType._init` returned for leaves in special memory, by storage id.
-        workspaces: (index of the split, index of the group) -> its scratch memory.
-        args: by storage id the first view of it that was bound, with its operand; see `operands`.
-    """
-
-    buffers: Sequence[Buffer | None]
-    offsets: Sequence[int]
-    handles: Mapping[int, Any]
-    workspaces: Mapping[tuple[int, int], Arg]
-    args: list[tuple[StorageView, Arg] | None]
+__all__ = ["bind", "operands"]
 
 
 def bind(
@@ -50,7 +35,7 @@ def bind(
     plan: MemoryPlan,
     arenas: Sequence[Arena],
     host: Device,
-    earlier: tuple[Bindings, Set[int]] | None = None,
+    earlier: EarlierProgram | None = None,
     *,
     tight: bool = False,
 ) -> tuple[list[Bindings], list[Lease]]:
@@ -59,7 +44,7 @@ def bind(
     Args:
         arenas: of every target; the plan was made for their present capacities.
         host: the device whose memory holds read-only leaves that no other device holds.
-        earlier: the bindings of a current program that is alike, and the leaves that both read: these lie as in it.
+        earlier: a current program that is like this one: the leaves that both read lie as in it.
         tight: as the plan was made.
 
     Returns:
@@ -81,56 +66,33 @@ def bind(
                 continue
             leases.append(arena.take(wanted, tight=tight))
             chunks.append(leases[-1].chunks)
-        handles: dict[int, Any] = {}
-        offsets = list(plan.offsets)
         buffers = [
             chunks[arena][chunk] if chunk >= 0 else None
             for arena, chunk in zip(partition.arena_of, plan.chunks, strict=True)
         ]
+        scratch = {
+            key: Arg(chunks[target][chunk], offset, u8, (size,), (1,))
+            for key, (target, chunk, offset, size) in plan.workspaces.items()
+        }
+        first = Bindings(buffers, list(plan.offsets), {}, scratch, [])
         same: Set[int] = frozenset()
-        if earlier is not None:
-            known, same = earlier
-            handles.update((storage, handle) for storage, handle in known.handles.items() if storage in same)
+        if earlier is not None and (old := earlier.lists[0].bindings) is not None:
+            same = earlier.leaves_of(partition)
+            first.handles.update((storage, handle) for storage, handle in old.handles.items() if storage in same)
             for storage in same:
-                buffers[storage], offsets[storage] = known.buffers[storage], known.offsets[storage]
+                first.buffers[storage], first.offsets[storage] = old.buffers[storage], old.offsets[storage]
         if len(same) < len(partition.owners):
-            _bind_leaves(partition, same, host, buffers, offsets, handles)
+            _bind_leaves(partition, same, host, first)
     except BaseException:
         for lease in leases:
             lease.release()
         raise
-    scratch = {
-        key: Arg(chunks[target][chunk], offset, u8, (size,), (1,))
-        for key, (target, chunk, offset, size) in plan.workspaces.items()
-    }
-    first = Bindings(buffers, offsets, handles, scratch, [None] * len(offsets))
-    return [_bindings_in_slot(first, slot, partition, chunks) for slot in plan.slots], leases
+    arenas_of = partition.arena_of
+    slots = [{s: (chunks[arenas_of[s]][chunk], at) for s, (chunk, at) in slot.items()} for slot in plan.slots]
+    return [first.in_slot(places) for places in slots], leases
 
 
-def _bindings_in_slot(
-    first: Bindings,
-    slot: Mapping[int, tuple[int, int]],
-    partition: Partition,
-    chunks: Sequence[Mapping[int, Buffer]],
-) -> Bindings:
-    """``first`` for a slot in which some storages lie elsewhere: storage id -> chunk and offset."""
-    buffers, offsets = first.buffers, first.offsets
-    if slot:
-        buffers, offsets = list(buffers), list(offsets)
-        for storage, (chunk, offset) in slot.items():
-            buffers[storage] = chunks[partition.arena_of[storage]][chunk]
-            offsets[storage] = offset
-    return first._replace(buffers=buffers, offsets=offsets, args=[None] * len(offsets))
-
-
-def _bind_leaves(
-    partition: Partition,
-    known: Set[int],
-    host: Device,
-    buffers: list[Buffer | None],
-    offsets: list[int],
-    handles: dict[int, Any],
-) -> None:
+def _bind_leaves(partition: Partition, known: Set[int], host: Device, bindings: Bindings) -> None:
     """Memory of leaves but for ``known`` storages: placed states and weights, and read-only leaves in the spaces in
     which they are read."""
     missing: dict[tuple[Device, int], list[Tensor]] = {}
@@ -143,7 +105,7 @@ def _bind_leaves(
         leaf = tensor.leaf
         found: Placement | Location | None = partition.placed.get(tensor)
         if 0 in tensor.shape:
-            buffers[storage] = host.alloc(1)
+            bindings.buffers[storage] = host.alloc(1)
             continue
         if storage in partition.repacked:
             repack(tensor, partition.repacked[storage])
@@ -154,35 +116,22 @@ def _bind_leaves(
         elif found is None:
             assert leaf is not None
             found = leaf.placement or leaf.copies.get(space)
-            if found is None:
-                absent.append(storage)
-                if leaf.kind == "state":
-                    place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
-                else:
-                    # Weights of one mapping share buffers, and so do all constants (whose group is None).
-                    missing.setdefault((devices[space], id(leaf.group)), []).append(tensor)
-                continue
-        _enter(found, storage, buffers, offsets, handles)
+        if found is not None:
+            bindings.enter(storage, found)
+            continue
+        absent.append(storage)
+        assert leaf is not None
+        if leaf.kind == "state":
+            place_state(tensor, targets[partition.assignment.target_of[tensor]].device)
+        else:
+            # Weights of one mapping share buffers, and so do all constants (whose group is None).
+            missing.setdefault((devices[space], id(leaf.group)), []).append(tensor)
     for (device, _), tensors in missing.items():
         upload(tensors, device, copies=True)
     for storage in absent:
         tensor, space = partition.owners[storage]
         assert tensor.leaf is not None
-        _enter(tensor.leaf.placement or tensor.leaf.copies[space], storage, buffers, offsets, handles)
-
-
-def _enter(
-    found: Placement | Location,
-    storage: int,
-    buffers: list[Buffer | None],
-    offsets: list[int],
-    handles: dict[int, Any],
-) -> None:
-    """Note where a storage lies; raises `LifetimeError` if that memory is gone."""
-    found.buffer.check(found.offset, 0)
-    buffers[storage], offsets[storage] = found.buffer, found.offset
-    if found.handle is not None:
-        handles[storage] = found.handle
+        bindings.enter(storage, tensor.leaf.placement or tensor.leaf.copies[space])
 
 
 def _copied(tensor: Tensor, space: MemorySpace, device: Device) -> Location:
@@ -205,10 +154,9 @@ def _device_for(space: MemorySpace, targets: Sequence[Target], host: Device) -> 
 def operands(
     partition: Partition,
     bindings: Bindings,
-    earlier: Bindings | None = None,
+    earlier: EarlierSlot | None = None,
     *,
     numbered: bool = True,
-    leaves: Iterable[int] = (),
 ) -> Callable[[StorageView], Arg]:
     """A function that makes the arguments of steps in one slot.
 
@@ -217,15 +165,15 @@ def operands(
     storage ids are taken from there.
 
     Args:
-        leaves: storages of leaves that lie where they lie in the earlier program.
         numbered: each value has an `Arg` of its own, with its number. If not, values that take over each other's
             memory in one layout are one `Arg`.
     """
     buffers, offsets, handles, _, args = bindings
     arena_of = partition.arena_of
-    old = None if earlier is None else earlier.args
-    if old is not None:
-        for storage in leaves:
+    old = None
+    if earlier is not None:
+        old = earlier.bindings.args
+        for storage in earlier.earlier.leaves_of(partition):
             args[storage] = old[storage]
     there: dict[tuple[Any, ...], Arg] = {}  # buffer, offset and layout of a temporary -> what was bound there
 

@@ -11,7 +11,7 @@ from opweave.scheduler.plan.allocate import Lifetimes
 
 if TYPE_CHECKING:
     from opweave.contract.step import Group
-    from opweave.scheduler.compile.bind import Bindings
+    from opweave.scheduler.compile.run_list import Bindings
     from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Partition, Split
 

@@ -32,7 +32,7 @@ from opweave.scheduler.compile.bind import operands
 from opweave.scheduler.compile.hazards import HOST_QUEUE, Access, Act, Need, find_waits
 from opweave.scheduler.compile.launch import bind_launch
 from opweave.scheduler.compile.listing import Lister
-from opweave.scheduler.compile.run_list import Action, CallList, Feed, Fetch, RunList, unread
+from opweave.scheduler.compile.run_list import Action, Bindings, CallList, Feed, Fetch, RunList, unread
 from opweave.scheduler.plan.fuse import bound_step
 from opweave.scheduler.plan.splits import StorageView
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from opweave.graph.tensor import Tensor
     from opweave.runtime.buffer import Buffer
     from opweave.runtime.submission import Event
-    from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.compile.reuse import EarlierProgram, EarlierSlot
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.fuse import Groups
@@ -66,14 +65,15 @@ def lower(
     """The run list of every slot.
 
     Args:
-        earlier: a program that is alike: its operands and calls are taken where neither sizes nor memory have changed.
+        earlier: a program that is like this one; operands and calls are taken where neither sizes nor memory differ.
         overlapping: a run may begin before the last one has ended.
         count: called with the bytes of each copy whose size is known only when it is made.
         show: called with each observed node and its value where it lies.
     """
-    known = [None if earlier is None else earlier.at(k, slot) for k, slot in enumerate(bindings)]
+    slots = [None if earlier is None else earlier.at(k, slot) for k, slot in enumerate(bindings)]
     lists = [
-        _Lowering(partition, groups, slot, count, show, k, overlapping) for slot, k in zip(bindings, known, strict=True)
+        _Lowering(partition, groups, slot, count, show, old, overlapping)
+        for slot, old in zip(bindings, slots, strict=True)
     ]
     orders: list[list[list[Need]]]
     if len({entry.queue for made in lists for entry in made.entries}) > 1:
@@ -117,18 +117,17 @@ class _Lowering:
         bindings: Bindings,
         count: Callable[[int], object],
         show: Show | None,
-        known: EarlierSlot | None,
+        earlier: EarlierSlot | None,
         overlapping: bool,
     ) -> None:
-        self.known: Final = known
+        self.earlier: Final = earlier
         self.overlapping: Final = overlapping
         self.partition: Final = partition
         self.groups: Final = groups
         self.bindings: Final = bindings
         self.targets: Final = partition.assignment.targets
         numbered = any(target.stream.lists_operands for target in self.targets)
-        before, leaves = (None, ()) if known is None else (known.bindings, known.earlier.leaves_of(partition))
-        self.arg: Final = operands(partition, bindings, before, numbered=numbered, leaves=leaves)
+        self.arg: Final = operands(partition, bindings, earlier, numbered=numbered)
         self.count: Final = count
         self.show: Final = show
         states = [t.leaf for t in partition.graph.leaves if t.leaf is not None and t.leaf.kind == "state"]
@@ -227,7 +226,7 @@ class _Lowering:
         for copy in split.copies:
             self._add_copy(copy, split, target)
         if split.steps:
-            plan = _compile(split, self.partition, self.groups, self.bindings, self.arg, self.lister, self.known)
+            plan = self._compile(split)
             self.result.plans.append(plan)
             action = Action("plan", target, split, groups=self.groups.of_split[split.index], plan=plan)
             self.entries.append(_Entry(self._queue(target), plan.run, action))
@@ -276,6 +275,68 @@ class _Lowering:
             self.result.fetches.append(fetch)
             if queued is not None or ahead is not None:
                 self.entries.append(_Entry(target.index, None, None, (operand.storage,)))
+
+    # --- plans ------------------------------------------------------------------------------------------------------
+
+    def _compile(self, split: Split) -> Plan:
+        """The steps of a split as a plan of its target's stream."""
+        workspaces, planned, arg = self.bindings.workspaces, split.steps, self.arg
+        stream, kind = split.target.stream, type(split.target.stream)
+        earlier = None if self.earlier is None else self.earlier.calls(split, self.groups)
+        fused = self.groups.of_split[split.index]
+
+        def group_of(g: int) -> Group:
+            indices, size, _ = fused[g]
+            items = [planned[i] for i in indices]
+            steps = tuple([bound_step(item, arg(item.out), tuple(map(arg, item.srcs))) for item in items])
+            nodes = tuple([item.node for item in items if item.node is not None])
+            same = None if earlier is None else earlier[g]
+            return Group(steps, size, workspaces.get((split.index, g)), nodes, call=same)
+
+        if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
+            ready = [group_of(g) for g in range(len(fused))]
+            if self.lister is not None and stream.lists_operands:
+                ready = [self.lister.listed(group, split, g) for g, group in enumerate(ready)]
+            return stream.compile(ready)
+        # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
+        shares = stream.shares_calls
+        # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
+        bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
+        calls: list[Call] = []
+        for g, (indices, _, kernel) in enumerate(fused):
+            op, node, out, srcs, support = planned[indices[0]]
+            same = earlier[g] if earlier is not None else None
+            if same is not None:
+                calls.append(same)
+                continue
+            try:
+                if kernel is None:
+                    calls.append(stream._bind(group_of(g)))
+                    continue
+                scratch = workspaces.get((split.index, g)) if kernel.workspace is not None else None
+                args = (arg(out), *map(arg, srcs))
+                key = (id(kernel), support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
+                equal = bound.get(key) if shares else None
+                if equal is None:
+                    attrs = node.attrs if node is not None else {}
+                    if kernel.workspace is not None:
+                        assert support.choice is not None
+                        attrs = {**scratch_args(support.choice.scratch.arrays, scratch), **attrs}
+                    equal = bound[key] = kernel.factory(stream, op, *args, **attrs), args
+                calls.append(equal[0])
+            except BaseException as error:
+                what = group_of(g).describe() if node is not None else op
+                raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
+        return Plan(stream, calls, len(calls), self._leaf_buffers(split))
+
+    def _leaf_buffers(self, split: Split) -> set[Buffer]:
+        """The buffers of leaves that a split uses, which their owner may free while the program lives."""
+        leaves: Collection[int] = self.partition.owners.keys()
+        if len(self.partition.splits) > 1:
+            arena_of, planned = self.partition.arena_of, split.steps
+            leaves = {view.storage for item in planned for view in item.srcs if arena_of[view.storage] < 0}
+            leaves |= {item.out.storage for item in planned if arena_of[item.out.storage] < 0}
+        return {buffer for storage in leaves if (buffer := self.bindings.buffers[storage]) is not None}
 
     # --- the list ---------------------------------------------------------------------------------------------------
 
@@ -340,77 +401,6 @@ class _Lowering:
         if queue == HOST_QUEUE:
             return partial(_wait_here, events, index), target
         return partial(_wait_in, self._stream(queue), events, index), target
-
-
-# --- plans ----------------------------------------------------------------------------------------------------------
-
-
-def _compile(
-    split: Split,
-    partition: Partition,
-    groups: Groups,
-    bindings: Bindings,
-    arg: Callable[[StorageView], Arg],
-    lister: Lister | None,
-    known: EarlierSlot | None,
-) -> Plan:
-    """The steps of a split as a plan of its target's stream."""
-    workspaces, planned = bindings.workspaces, split.steps
-    stream, kind = split.target.stream, type(split.target.stream)
-    earlier = None if known is None else known.calls(split, groups, bindings)
-    fused = groups.of_split[split.index]
-
-    def group_of(g: int) -> Group:
-        indices, size, _ = fused[g]
-        steps = tuple([bound_step(planned[i], arg(planned[i].out), tuple(map(arg, planned[i].srcs))) for i in indices])
-        nodes = tuple([node for i in indices if (node := planned[i].node) is not None])
-        return Group(steps, size, workspaces.get((split.index, g)), nodes, call=None if earlier is None else earlier[g])
-
-    if stream.lists_operands or kind._compile is not Stream._compile or kind._compiled is not Stream._compiled:
-        ready = [group_of(g) for g in range(len(fused))]
-        if lister is not None and stream.lists_operands:
-            ready = [lister.listed(group, split, g) for g, group in enumerate(ready)]
-        return stream.compile(ready)
-    # Kernels that are called one by one mostly need no `Step`: without them, plans are made much faster.
-    shares = stream.shares_calls
-    # What a kernel was bound to -> its call, which equal steps share; and the operands, whose ids are in the key.
-    bound: dict[tuple[Any, ...], tuple[Call, Sequence[Arg]]] = {}
-    calls: list[Call] = []
-    for g, (indices, _, kernel) in enumerate(fused):
-        op, node, out, srcs, support = planned[indices[0]]
-        same = earlier[g] if earlier is not None else None
-        if same is not None:
-            calls.append(same)
-            continue
-        try:
-            if kernel is None:
-                calls.append(stream._bind(group_of(g)))
-                continue
-            scratch = workspaces.get((split.index, g)) if kernel.workspace is not None else None
-            args = (arg(out), *map(arg, srcs))
-            key = (id(kernel), support, *map(id, args), scratch and (id(scratch.buffer), scratch.offset))
-            equal = bound.get(key) if shares else None
-            if equal is None:
-                attrs = node.attrs if node is not None else {}
-                if kernel.workspace is not None:
-                    assert support.choice is not None
-                    attrs = {**scratch_args(support.choice.scratch.arrays, scratch), **attrs}
-                equal = bound[key] = kernel.factory(stream, op, *args, **attrs), args
-            calls.append(equal[0])
-        except BaseException as error:
-            what = group_of(g).describe() if node is not None else op
-            raise_backend_failure(error, stream.device.name, "preparing a kernel", what)
-    return Plan(stream, calls, len(calls), _leaf_buffers(split, partition, bindings))
-
-
-def _leaf_buffers(split: Split, partition: Partition, bindings: Bindings) -> set[Buffer]:
-    """The buffers of leaves that a split uses, which their owner may free while the program lives."""
-    leaves: Collection[int] = partition.owners.keys()
-    if len(partition.splits) > 1:
-        arena_of, planned = partition.arena_of, split.steps
-        leaves = {view.storage for item in planned for view in item.srcs if arena_of[view.storage] < 0}
-        leaves |= {item.out.storage for item in planned if arena_of[item.out.storage] < 0}
-    return {buffer for storage in leaves if (buffer := bindings.buffers[storage]) is not None}
 
 
 def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | None:

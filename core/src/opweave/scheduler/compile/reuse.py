@@ -11,53 +11,45 @@ the scheduler has already is filled first; as it does not move, a later program 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from opweave.runtime.stream import Stream
 from opweave.runtime.worker import WorkerStream
 
 if TYPE_CHECKING:
     from opweave.contract.step import Call
-    from opweave.scheduler.compile.bind import Bindings
-    from opweave.scheduler.compile.run_list import RunList
+    from opweave.scheduler.compile.run_list import Bindings, RunList
     from opweave.scheduler.plan.fuse import Groups
     from opweave.scheduler.plan.splits import Partition, Split
 
 __all__ = ["EarlierProgram", "EarlierSlot"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class EarlierProgram:
     """What a program that was built before holds for later ones, whose graphs may differ from its graph in sizes."""
 
-    __slots__ = ("groups", "lists", "partition")
+    partition: Partition
+    groups: Groups
+    lists: Sequence[RunList]
 
-    def __init__(self, partition: Partition, groups: Groups, lists: Sequence[RunList]) -> None:
-        self.partition: Final = partition
-        self.groups: Final = groups
-        self.lists: Final = lists
-
-    def is_alike(self, partition: Partition) -> bool:
+    def is_like(self, partition: Partition) -> bool:
         """Whether storages and steps of both have the same numbers on the same targets."""
-        known = self.partition
-        steps = [(split.target, len(split.steps)) for split in known.splits]
-        return known.arena_of == partition.arena_of and steps == [(s.target, len(s.steps)) for s in partition.splits]
+        old, new = [[(s.target, len(s.steps)) for s in parts.splits] for parts in (self.partition, partition)]
+        return self.partition.arena_of == partition.arena_of and old == new
 
     def leaves_of(self, partition: Partition) -> Set[int]:
         """The storages of leaves that both have, by the same storage ids and read in the same memory: as long as a
         program is current, its leaves have not moved."""
-        known = self.partition
-        if (known.unpacked, known.repacked, known.placed) != (partition.unpacked, partition.repacked, partition.placed):
+        old = self.partition
+        if (old.unpacked, old.repacked, old.placed) != (partition.unpacked, partition.repacked, partition.placed):
             return frozenset()
-        if known.owners is partition.owners:
-            return known.owners.keys()
-        return {storage for storage, owner in partition.owners.items() if known.owners.get(storage) == owner}
-
-    def memory_for(self, partition: Partition) -> tuple[Bindings, Set[int]] | None:
-        """Its bindings, and the storages of leaves that `leaves_of` gives; ``None`` if it was closed."""
-        known = self.lists[0].bindings
-        return None if known is None else (known, self.leaves_of(partition))
+        if old.owners is partition.owners:
+            return old.owners.keys()
+        return {storage for storage, owner in partition.owners.items() if old.owners.get(storage) == owner}
 
     def at(self, slot: int, bindings: Bindings) -> EarlierSlot | None:
         """What a slot of it holds; ``None`` if it has no such slot, or was closed."""
@@ -69,45 +61,41 @@ class EarlierProgram:
         return EarlierSlot(self, before, bindings, plans)
 
 
+@dataclass(eq=False)
 class EarlierSlot:
     """What one slot of an earlier program holds.
 
-    Args:
-        now: the memory of the new program in that slot.
-
     Attributes:
         bindings: its memory.
+        now: that of the new program in that slot.
         plans: index of a split -> the calls of its plan.
     """
 
-    def __init__(
-        self, earlier: EarlierProgram, bindings: Bindings, now: Bindings, plans: Mapping[int, Sequence[Call] | None]
-    ) -> None:
-        self.earlier: Final = earlier
-        self.bindings: Final = bindings
-        self.plans: Final = plans
-        self._now: Final = now
+    earlier: EarlierProgram
+    bindings: Bindings
+    now: Bindings
+    plans: Mapping[int, Sequence[Call] | None]
 
     @cached_property
     def same(self) -> Sequence[bool]:
         """By storage id, whether it lies where it lay."""
-        before, now = self.bindings, self._now
+        before, now = self.bindings, self.now
         same = list(map(is_, before.buffers, now.buffers))
         for storage, (old, new) in enumerate(zip(before.offsets, now.offsets, strict=True)):
             if old != new or before.handles.get(storage) is not now.handles.get(storage):
                 same[storage] = False
         return same
 
-    def calls(self, split: Split, groups: Groups, bindings: Bindings) -> list[Call | None] | None:
+    def calls(self, split: Split, groups: Groups) -> list[Call | None] | None:
         """For every group of a split the call of the earlier program, where its operands, its kernel and its scratch
         memory are the same; ``None``: no call can be used again."""
-        k, scratch, workspaces = split.index, self.bindings.workspaces, bindings.workspaces
+        k, scratch, workspaces = split.index, self.bindings.workspaces, self.now.workspaces
         calls, stream = self.plans.get(k), split.target.stream
         made_by = stream.inner if isinstance(stream, WorkerStream) else stream
         plain = type(made_by)._compile is Stream._compile
         before, fused = self.earlier.partition.splits[k].steps, groups.of_split[k]
-        known = self.earlier.groups.of_split[k]
-        if calls is None or not stream.shares_calls or not len(calls) == len(known) == len(fused):
+        fused_before = self.earlier.groups.of_split[k]
+        if calls is None or not stream.shares_calls or not len(calls) == len(fused_before) == len(fused):
             return None
         if not any(old.support is new.support for old, new in zip(before, split.steps, strict=True)):
             return None  # all sizes have changed
@@ -117,7 +105,9 @@ class EarlierSlot:
             and all(same[source.storage] for source in new.srcs)
             for old, new in zip(before, split.steps, strict=True)
         ]  # fmt: skip
-        equal = [old == new and all(same_step[i] for i in new[0]) for old, new in zip(known, fused, strict=True)]
+        equal = [
+            old == new and all(same_step[i] for i in new.indices) for old, new in zip(fused_before, fused, strict=True)
+        ]
         if not plain:
             equal[-1] = False
         return [

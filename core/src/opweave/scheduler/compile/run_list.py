@@ -1,4 +1,5 @@
-"""`RunList`: what a run in one slot of a program does. Made once by `lower`; a run only goes through it."""
+"""`RunList`: what a run in one slot of a program does, in which memory (`Bindings`). Made once by `lower`; a run only
+goes through it."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from opweave.graph.tensor import Tensor
 from opweave.runtime.host.operands import Adopted
 
 if TYPE_CHECKING:
-    from opweave.contract.step import Call
-    from opweave.graph.leaf import Leaf
+    from opweave.contract.step import Arg, Call
+    from opweave.graph.leaf import Leaf, Location, Placement
+    from opweave.runtime.buffer import Buffer
     from opweave.runtime.plan import Plan
     from opweave.runtime.stream import Stream
     from opweave.runtime.submission import Event
     from opweave.runtime.worker import WorkerStream
-    from opweave.scheduler.compile.bind import Bindings
     from opweave.scheduler.place.target import Target
     from opweave.scheduler.plan.fuse import FusedGroup
-    from opweave.scheduler.plan.splits import Copy, Split
+    from opweave.scheduler.plan.splits import Copy, Split, StorageView
 
-__all__ = ["Action", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot", "unread"]
+__all__ = ["Action", "Bindings", "CallList", "Feed", "Fetch", "RunList", "fitted", "snapshot", "unread"]
 
 Array = np.ndarray[Any, Any]
 
@@ -235,6 +236,37 @@ class CallList:
         action, start = self.actions[at], self.starts[at]
         end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
         return action, index - start if action.plan is not None and end - start == action.plan.size else None
+
+
+class Bindings(NamedTuple):
+    """Where everything lies in one slot.
+
+    Attributes:
+        buffers, offsets: of every storage id; no buffer for values that live only inside of a fused group.
+        handles: what `BufferType._init` returned for leaves in special memory, by storage id.
+        workspaces: (index of the split, index of the group) -> its scratch memory.
+        args: by storage id the first view of it that was bound, with its operand; see `operands`.
+    """
+
+    buffers: list[Buffer | None]
+    offsets: list[int]
+    handles: dict[int, Any]
+    workspaces: Mapping[tuple[int, int], Arg]
+    args: list[tuple[StorageView, Arg] | None]
+
+    def in_slot(self, places: Mapping[int, tuple[Buffer, int]]) -> Bindings:
+        """The same for a slot in which some storages lie elsewhere."""
+        buffers, offsets = (list(self.buffers), list(self.offsets)) if places else (self.buffers, self.offsets)
+        for storage, (buffer, offset) in places.items():
+            buffers[storage], offsets[storage] = buffer, offset
+        return self._replace(buffers=buffers, offsets=offsets, args=[None] * len(offsets))
+
+    def enter(self, storage: int, found: Placement | Location) -> None:
+        """Note where a storage lies; raises `LifetimeError` if that memory is gone."""
+        found.buffer.check(found.offset, 0)
+        self.buffers[storage], self.offsets[storage] = found.buffer, found.offset
+        if found.handle is not None:
+            self.handles[storage] = found.handle
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
