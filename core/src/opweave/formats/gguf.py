@@ -110,7 +110,8 @@ class _Reader:
 
     def string(self, what: str) -> str:
         try:
-            return self.take(self.number(_U64, what), what).decode("utf-8")
+            begin = self._advance(self.number(_U64, what), what)
+            return str(self._view[begin : self.at], "utf-8")
         except UnicodeDecodeError as error:
             raise FormatError(f"{self.path}: {what} is no UTF-8: {error}") from None
 
@@ -129,6 +130,8 @@ class _Reader:
         kind, count = self.number(_U32, what), self.number(_U64, what)
         if depth == _DEPTH:
             raise FormatError(f"{self.path}: {what} has more than {_DEPTH} arrays within each other")
+        if kind == _STRING:
+            return [self.string(what) for _ in range(count)]
         if kind not in _NUMBERS:
             return [self.value(kind, what, depth + 1) for _ in range(count)]
         dtype = np.dtype(_NUMBERS[kind].format)

@@ -357,6 +357,7 @@ class Registry:
             for plugin in list(self._catalog.plugins):
                 if (
                     plugin.state is State.DISCOVERED
+                    and plugin.module is None
                     and not plugin.loading
                     and plugin.may_have_hooks
                     and not plugin.variant
