@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -261,3 +263,18 @@ def test_weights_are_quantized_while_they_are_loaded(folder, llm):
             one.feed(TEXT)
             two.feed(TEXT)
             assert np.abs(one.logits() - two.logits()).max() < 0.1 * np.abs(two.logits()).max()
+
+
+def test_a_bench_also_measures_each_device_that_holds_the_model_alone(folder, capsys):
+    from opweave_models.commands import bench
+
+    total = models.plan_placement(models.open_model(folder), "cpu", context=12, precision="exact").shares[0].total
+    options = {"split": "1,1", "prompt": 8, "tokens": 3, "precision": "exact"}
+    bench(folder, "cpu,host", memory=[f"cpu={total - 1}"], as_json=True, **options)
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == ["cpu", "host"]
+    assert [row["devices"] for row in found["alone"]] == [["host"]]
+    assert min(found["prompt"], found["answer"], found["alone"][0]["answer"]) > 0
+    bench(folder, "cpu,host", **options)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in printed[:3]] == ["cpu, host", "cpu", "host"]

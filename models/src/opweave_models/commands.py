@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Final
@@ -17,7 +18,7 @@ from rich.text import Text
 import opweave as ow
 from opweave.cli.options import Json
 from opweave.cli.output import Row, plain, print_json, print_rows
-from opweave.errors import BoundsError, FormatError, Unavailable
+from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
 from opweave.units import human_bytes
 from opweave_models.files import open_model
 from opweave_models.model import Model, load
@@ -276,35 +277,49 @@ def _floats(value: Any) -> np.ndarray[Any, Any]:
 
 
 def bench(
-    file: File, devices: Devices = "auto", kv: KV = "f16", precision: Precision = "int8",
+    file: File, devices: Devices = "auto", kv: KV = "f16", precision: Precision = "int8", memory: Memory = None,
+    split: Split = None, experts: Experts = None, place: Place = None, repack: Repack = None,
     prompt: Annotated[int, typer.Option("--prompt", help="Tokens of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the answer.")] = 64,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Tokens a second of a prompt and of an answer."""
-    with load(file, devices, context=prompt + tokens + 1, kv=kv, precision=precision) as model:
+    """Tokens a second of a prompt and of an answer; over several devices, also of each that holds the model alone."""
+    options: dict[str, Any] = {"context": prompt + tokens + 1, "kv": kv, "precision": precision, "repack": repack}
+    rows = [measured(load(file, devices, **options, **_placement(memory, split, experts, place)), prompt, tokens)]
+    budgets = {ow.device(name).name: budget for name, budget in _pairs(memory, "memory").items()}
+    for name in rows[0]["devices"] if len(rows[0]["devices"]) > 1 else ():
+        with suppress(AllocationError):
+            given = {name: budgets[name]} if name in budgets else None
+            rows.append(measured(load(file, name, memory=given, **options), prompt, tokens))
+    best = max(rows, key=lambda row: float(row["answer"]))
+    if as_json:
+        print_json({"path": str(file), **rows[0], "alone": rows[1:]})
+        return
+    for row in rows:
+        print(f"{', '.join(row['devices'])}: prompt of {prompt}: {row['prompt']:,.0f} tokens a second; answer of "
+              f"{tokens}: {row['answer']:,.1f}")  # fmt: skip
+    if best is not rows[0]:
+        print(f"{best['devices'][0]} alone is faster: --devices {best['devices'][0]}")
+
+
+def measured(model: Model, prompt: int, tokens: int) -> dict[str, Any]:
+    """Tokens a second of a prompt and of the steps after it, the best of three rounds. Closes the model."""
+    rows: list[tuple[float, float]] = []
+    with model:
         model.warm()
         ids = np.random.default_rng(0).integers(0, model.config.vocabulary, prompt).tolist()
-        rows = [measured(model, ids, tokens) for _ in range(3)]
-    best = {key: max(row[key] for row in rows) for key in rows[0]}
-    if as_json:
-        print_json({"path": str(file), "devices": model.plan.devices, **best})
-    else:
-        print(f"{', '.join(model.plan.devices)}: prompt of {prompt}: {best['prompt']:,.0f} tokens a second; answer of "
-              f"{tokens}: {best['answer']:,.1f}{resident()}")  # fmt: skip
-
-
-def measured(model: Model, ids: list[int], tokens: int) -> dict[str, float]:
-    """Tokens a second of a prompt and of the steps after it."""
-    with model.session() as session:
-        session.feed(ids)
-        begin = perf_counter()
-        token = int(session.logits().argmax())
-        first = perf_counter()
-        for _ in range(tokens):
-            session.feed([token])
-            token = int(session.logits().argmax())
-        return {"prompt": len(ids) / (first - begin), "answer": tokens / (perf_counter() - first)}
+        for _ in range(3):
+            with model.session() as session:
+                session.feed(ids)
+                begin = perf_counter()
+                token = int(session.logits().argmax())
+                first = perf_counter()
+                for _ in range(tokens):
+                    session.feed([token])
+                    token = int(session.logits().argmax())
+                rows.append((len(ids) / (first - begin), tokens / (perf_counter() - first)))
+    best = [max(rates) for rates in zip(*rows, strict=True)]
+    return {"devices": model.plan.devices, "prompt": best[0], "answer": best[1]}
 
 
 # --- opweave serve-model --------------------------------------------------------------------------------------------
