@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,7 +270,7 @@ def test_a_bench_also_measures_each_device_that_holds_the_model_alone(folder, ca
     from opweave_models.commands import bench
 
     total = models.plan_placement(models.open_model(folder), "cpu", context=12, precision="exact").shares[0].total
-    options = {"split": "1,1", "prompt": 8, "tokens": 3, "precision": "exact"}
+    options: dict[str, Any] = {"split": "1,1", "prompt": 8, "tokens": 3, "precision": "exact"}
     bench(folder, "cpu,host", memory=[f"cpu={total - 1}"], as_json=True, **options)
     found = json.loads(capsys.readouterr().out)
     assert found["devices"] == ["cpu", "host"]
