@@ -54,7 +54,8 @@ LATE = {
     "scheduler.scheduler": "scheduler.builder scheduler.place.capabilities sharding.placing",
     # What is asked of a program, and what happens when a run is submitted, traced or fails.
     "scheduler.explain.page": "jinja2",
-    "scheduler.program": "scheduler.explain.report scheduler.place.strategy scheduler.run.observers",
+    "scheduler.program": "scheduler.explain.report scheduler.place.strategy scheduler.plan.allocate "
+    "scheduler.plan.fuse scheduler.run.observers",
     "scheduler.run.executor": "futures scheduler.run.failures scheduler.run.trace",
     "scheduler.run.runs": "scheduler.run.failures",
 }

@@ -30,8 +30,8 @@ def assert_close(got: Array, want: Array) -> None:
 
 def test_rows_on_both_sides_of_the_border_are_tried() -> None:
     # Transposed products are known to be faster with OpenBLAS only; other libraries get them as they are.
-    assert {is_turned(rows, as_dtype("f32")) for rows in ROWS} == {False, has_openblas()}
-    assert not any(is_turned(rows, as_dtype("f64")) for rows in ROWS)
+    assert {is_turned(rows, 768, 1040, as_dtype("f32")) for rows in ROWS} == {False, has_openblas()}
+    assert not any(is_turned(rows, 768, 1040, as_dtype("f64")) for rows in ROWS)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])

@@ -21,8 +21,6 @@ from opweave.runtime.changes import CHANGES, Placements
 from opweave.runtime.host.operands import Adopted, bind_read
 from opweave.scheduler.compile.reuse import EarlierProgram
 from opweave.scheduler.place.prediction import MemoryUse
-from opweave.scheduler.plan.allocate import allocate, memory_use
-from opweave.scheduler.plan.fuse import fuse
 from opweave.scheduler.plan.splits import Copy, Partition, Split
 from opweave.scheduler.run.executor import Executor
 from opweave.scheduler.run.runs import ProgramState
@@ -141,6 +139,9 @@ class PlannedGraph:
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device that a program built of this graph takes as the first one of its scheduler: planned as for
         the program, and not allocated. What libraries take for themselves is known once there is a program."""
+        from opweave.scheduler.plan.allocate import allocate, memory_use  # importing opweave must not pay for these
+        from opweave.scheduler.plan.fuse import fuse
+
         if self._memory is None:
             targets = self.partition.assignment.targets
             plan = allocate(self.partition, fuse(self.partition), [()] * len(targets), self._slots)
@@ -389,6 +390,8 @@ class Program(PlannedGraph, Generic[R_co]):
     def memory(self) -> dict[str, MemoryUse]:
         """Bytes by device: planned temporaries, weights and states that the program uses there, and what libraries took
         for its calls (packed constants, workspaces)."""
+        from opweave.scheduler.plan.allocate import memory_use
+
         used = memory_use(self.partition, self._nbytes)
         for plan in self.run_lists[0].plans:
             name = plan.stream.device.name

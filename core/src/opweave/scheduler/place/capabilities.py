@@ -157,8 +157,8 @@ def _mark_whole(
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
     asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
-    for node in nodes if repacking else ():
-        whole = _whole_sources(node, special)
+    for node in [node for node in nodes if node.op is not None and node.op.product] if repacking else ():
+        whole = frozenset([i for i, source in enumerate(node.srcs) if _is_whole(source, special)])
         if not whole or node.signature is None:
             continue
         known = signatures.get(node, node.signature)
@@ -182,12 +182,6 @@ def _mark_whole(
         seen.update((weight, kind) for _, weight, kind in new)
         signatures[node] = found
     return spent
-
-
-def _whole_sources(node: Tensor, special: Container[Tensor]) -> frozenset[int]:
-    """Positions of the sources of a product that are read-only matrices in ordinary memory, or nowhere yet."""
-    srcs = node.srcs if node.op is not None and node.op.product else ()
-    return frozenset([i for i, source in enumerate(srcs) if _is_whole(source, special)])
 
 
 def _ask_repacked(

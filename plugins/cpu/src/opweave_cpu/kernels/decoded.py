@@ -24,7 +24,7 @@ def _workspace(step: Step) -> Arrays:
     out, (x, w, *_) = step.out, step.srcs
     outputs, inputs = w.shape
     rows = x.size // inputs
-    turned = is_turned(rows, f32)
+    turned = is_turned(rows, inputs, outputs, f32)
     return {
         "packed": (f32, (0 if lies_ready(x, f32) else rows, inputs)),
         "results": (f32, (0 if lies_ready(out, f32) and not turned else rows * outputs,)),
@@ -42,7 +42,7 @@ def linear_of_decoded(
     packed, results, ordered = [scratch.get(name) for name in ("packed", "results", "ordered")]
     left, weight = (packed or x).view.reshape(-1, w.shape[1]), w.handle
     into = (results or out).view.reshape(-1)
-    turned = is_turned(len(left), f32)
+    turned = is_turned(len(left), w.shape[1], w.shape[0], f32)
     lead = out.shape[:-1]
 
     def product() -> None:

@@ -173,7 +173,7 @@ def _bind(
         flat.take(order if shared == 1 else order // shared, 0, ordered, "clip")
         for expert, first, last in _groups(flat_ids[order]):
             rows, result = ordered[first:last], products[first:last]
-            if is_turned(last - first, dtype):
+            if is_turned(last - first, inputs, outputs, dtype):
                 turned = result.reshape(outputs, last - first)
                 for tile in tiles:
                     np.matmul(some_rows(expert, tile), rows.T, turned[tile])

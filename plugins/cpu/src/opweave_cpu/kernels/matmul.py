@@ -37,10 +37,17 @@ def must_pack(arg: Arg, dtype: DType) -> bool:
 # --- products computed as their transpose ---------------------------------------------------------------------------
 
 
-def is_turned(rows: int, dtype: DType) -> bool:
-    """Whether the product of ``rows`` rows and transposed weights is faster computed as its transpose. (Without it, an
-    encoder of 16 tokens that has no compiled kernels takes 1.47 times as long.)"""
-    return 2 <= rows <= TURNED_ROWS.value and dtype is _F32 and has_openblas()
+TURNED_WORK: Final = limit("turned_work", 1 << 18, 1, 1 << 26)
+"""Multiplications from which on products are computed as their transpose: binding that takes twice as long."""
+
+
+def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
+    """Whether the product of ``rows`` rows and ``outputs`` rows of weights is faster computed as its transpose.
+    (Without it, an encoder of 16 tokens that has no compiled kernels takes 1.47 times as long.)"""
+    return (
+        2 <= rows <= TURNED_ROWS.value and rows * inputs * outputs > TURNED_WORK.value
+        and dtype is _F32 and has_openblas()
+    )  # fmt: skip
 
 
 def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
@@ -48,8 +55,8 @@ def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], 
     rows, n = len(left), len(weights)
     result = into[: rows * n]
     if turned:
-        call = partial(np.matmul, weights, left.T, result.reshape(n, rows))
-        return call, np.moveaxis(result.reshape(n, *lead), 0, -1)
+        turned_result = result.reshape(n, rows)
+        return partial(np.matmul, weights, left.T, turned_result), turned_result.T.reshape(*lead, n)
     return product_call(left, weights.T, result.reshape(rows, n)), result.reshape(*lead, n)
 
 
@@ -83,7 +90,7 @@ def _is_turned(a: Arg, b: Arg, dtype: DType) -> bool:
     """Whether ``b`` is a transposed matrix of weights, and `is_turned` holds for the product."""
     if len(a.shape) != 2 or len(b.shape) != 2 or must_pack(b, dtype) or b.strides[0] != dtype.itemsize:
         return False
-    return is_turned(a.shape[0], dtype)
+    return is_turned(a.shape[0], b.shape[0], b.shape[1], dtype)
 
 
 def _matmul_workspace(step: Step) -> Arrays:
@@ -145,17 +152,17 @@ def _is_plain(w: Arg, out: Arg) -> bool:
 
 def _linear_workspace(step: Step) -> Arrays:
     out, (x, w, *_), dtype = step.out, step.srcs, compute_dtype(step.out.dtype)
-    inputs = w.shape[1]
+    outputs, inputs = w.shape
     rows = x.size // inputs
     if _is_plain(w, out):
         plain: dict[str, tuple[DType, Sequence[int]]] = {}
         if must_pack(x, dtype) or not (x.is_dense or len(x.shape) == 2):
             plain["packed"] = dtype, (rows, inputs)
-        if is_turned(rows, dtype):
+        if is_turned(rows, inputs, outputs, dtype):
             plain["turned"] = dtype, (out.size,)
         return plain
     tile = longest(row_tiles(w, rows))
-    orders = out.dtype is not dtype and is_turned(rows, dtype)
+    orders = out.dtype is not dtype and is_turned(rows, inputs, tile, dtype)
     return {
         "packed": (dtype, (rows, inputs)),
         "results": (dtype, (rows * tile,)),
@@ -195,7 +202,7 @@ def _linear_by_tiles(
 ) -> Call:
     """Some rows of the weights at a time: converted, multiplied, rounded into their columns of ``out``."""
     left, target, stored = packed.view, out.view, w.view
-    turned = is_turned(len(left), packed.dtype)
+    turned = is_turned(len(left), w.shape[1], weights.shape[0], packed.dtype)
     bias = None if b is None else b.view
     calls: list[Call] = [partial(np.copyto, left.reshape(x.shape), x.view)]
     for tile in row_tiles(w, len(left)):
@@ -220,7 +227,7 @@ def _blocks_workspace(step: Step) -> Arrays:
     inputs = w.shape[1]
     rows = x.size // inputs
     tiles = row_tiles(w, rows)
-    size, turned = rows * longest(tiles), is_turned(rows, dtype)
+    size, turned = rows * longest(tiles), is_turned(rows, inputs, longest(tiles), dtype)
     return {
         **decoder_scratch(w, tiles, dtype),
         "packed": (dtype, (0 if lies_ready(x, dtype) else rows, inputs)),
@@ -241,7 +248,7 @@ def linear_of_blocks(
     left = (packed or x).view.reshape(-1, inputs)
     if packed is not None:
         calls.append(partial(np.copyto, left.reshape(x.shape), x.view))
-    turned = is_turned(len(left), compute_dtype(out.dtype))
+    turned = is_turned(len(left), inputs, longest(tiles), compute_dtype(out.dtype))
     bias = None if b is None else b.view
     for tile in tiles:
         decode, weights = decoder(tile.stop - tile.start)
