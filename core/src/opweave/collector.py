@@ -34,18 +34,26 @@ def collector_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()
         yield
-    finally:
-        made = gc.get_count()[0]
-        if made > gc.get_threshold()[0] > 0 and not _Moved.frozen:
-            _Moved.frozen = gc.get_freeze_count() > 0
-            if not _Moved.frozen:
-                gc.freeze()
-                gc.unfreeze()
-                _Moved.count += made
-        if _Moved.count > MANY:
-            gc.collect()
-            _Moved.count = 0
+        _move_new()
+    finally:  # nothing else, so that an interrupt does not come between
         gc.enable()
+
+
+def _move_new() -> None:
+    """Move what was made to the oldest generation, if the collector would look at it."""
+    made = gc.get_count()[0]
+    if not 0 < gc.get_threshold()[0] < made or _Moved.frozen:
+        return
+    _Moved.frozen = gc.get_freeze_count() > 0
+    if not _Moved.frozen:
+        try:
+            gc.freeze()
+        finally:
+            gc.unfreeze()
+        _Moved.count += made
+    if _Moved.count > MANY:
+        gc.collect()
+        _Moved.count = 0
