@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import inf, isfinite
 from time import perf_counter
 from typing import Any
 
@@ -61,7 +62,7 @@ def theirs(path: str, threads: int, context: int) -> Measure:
     def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
         request = {"prompt": ids, "n_predict": steps, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
         times = server.handle_completions(request)["timings"]
-        return times["prompt_per_second"], times["predicted_per_second"], float("nan")
+        return times["prompt_per_second"], times["predicted_per_second"], inf
 
     return measure
 
@@ -82,7 +83,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for context in args.contexts:
         ids = np.random.default_rng(0).integers(5, vocabulary, context).tolist()
-        best = dict.fromkeys(runners, (0.0, 0.0, np.inf))
+        best = dict.fromkeys(runners, (0.0, 0.0, inf))
         for _ in range(ROUNDS):
             for name, run in runners.items():
                 prompt, answer, slowest = run(ids, args.steps)
@@ -90,12 +91,14 @@ def main() -> None:
         for name, (prompt, answer, slowest) in best.items():
             peer = best.get("llama.cpp")
             ratio = (prompt / peer[0], answer / peer[1]) if peer else (None, None)
-            rows.append({"context": context, "runner": name, "prompt": prompt, "answer": answer, "slowest": slowest,
+            shown = slowest if isfinite(slowest) else None
+            rows.append({"context": context, "runner": name, "prompt": prompt, "answer": answer, "slowest": shown,
                          "prompt_ratio": ratio[0], "answer_ratio": ratio[1]})  # fmt: skip
             if not args.json:
                 beside = [f" ({each:.2f})" if each else "" for each in ratio]
                 print(f"{context:6} tokens  {name:12} prompt {prompt:8,.0f}/s{beside[0]}  answer {answer:6.1f}/s"
-                      f"{beside[1]}  slowest step {slowest:.2f} medians", flush=True)  # fmt: skip
+                      f"{beside[1]}" + (f"  slowest step {shown:.2f} medians" if shown else ""),
+                      flush=True)  # fmt: skip
     if args.json:
         print(json.dumps(rows))
 
