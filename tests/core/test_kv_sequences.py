@@ -135,14 +135,19 @@ def test_each_layer_has_its_shape_and_types(device):
         decoder.feed(counts, 0.03)
 
 
+def begun(device, blocks, window, tokens):
+    """A decoder of a layer that sees all and one with a window, its cache, and a sequence of so many tokens."""
+    where = found(device)
+    decoder = Decoder(with_host(where), layers=2, window=[None, window], blocks=blocks, device=where)
+    first = decoder.kv.join()
+    decoder.feed({first: tokens})
+    return decoder, decoder.kv, first
+
+
 @pytest.mark.parametrize("blocks", [None, 9])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_fork_begins_as_its_origin_and_goes_on_alone(device, blocks):
-    where = found(device)
-    decoder = Decoder(with_host(where), layers=2, window=[None, 6], blocks=blocks, device=where)
-    kv = decoder.kv
-    first = kv.join()
-    decoder.feed({first: 19})
+    decoder, kv, first = begun(device, blocks, window=6, tokens=19)
     other = kv.fork(first)
     decoder.seen[other] = decoder.seen[first]
     assert kv.lengths.tolist() == [19, 19, 0]
@@ -164,11 +169,7 @@ def test_a_fork_begins_as_its_origin_and_goes_on_alone(device, blocks):
 @pytest.mark.parametrize("blocks", [None, 9])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_fork_begins_with_the_first_tokens_of_its_origin(device, blocks):
-    where = found(device)
-    decoder = Decoder(with_host(where), layers=2, window=[None, 12], blocks=blocks, device=where)
-    kv = decoder.kv
-    first = kv.join()
-    decoder.feed({first: 11})
+    decoder, kv, first = begun(device, blocks, window=12, tokens=11)
     for length in (8, 9, 10):
         other = kv.fork(first, length)
         decoder.seen[other] = tuple(x[:, :length] for x in decoder.seen[first])

@@ -215,8 +215,9 @@ def with_copies(
     products with the others; ``None``: the limit that keeps a decoder within `BOUND`, where no environment variable
     gives another one; of an encoder all."""
     device, tied = ow.device(share.device), "output.weight" not in file.tensors
-    if limit is None and (repack_limit(None, device) < inf or not file.config.causal):
-        limit = repack_limit(None, device)
+    usual = repack_limit(None, device)
+    if limit is None and (usual < inf or not file.config.causal):
+        limit = usual
     most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
