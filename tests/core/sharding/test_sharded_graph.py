@@ -345,6 +345,7 @@ def test_a_limit_of_memory_keeps_what_is_known_of_shards(cpus):
         program = scheduler.build(output)
         again = [node for node in program.partition.graph.nodes if node.name.endswith(" again")]
         assert again
+        assert {program.partition.assignment.causes[node] for node in again} >= {"shard"}, "beside the parts"
         assert known(program) == facts
         assert "shards w0 f32" in str(program.explain())
         shown: list[ow.Tensor] = []
@@ -352,3 +353,6 @@ def test_a_limit_of_memory_keeps_what_is_known_of_shards(cpus):
             assert np.array_equal(program.run(feeds), want)
         assert shown == again[:2]
         assert np.array_equal(program.run(feeds), want)
+    # Where nearly all is computed again, there are collectives over views of what only late readers read.
+    with ow.Scheduler(devices, memory_limit=size // 2) as scheduler, pytest.raises(ow.AllocationError, match="again"):
+        scheduler.build(output)

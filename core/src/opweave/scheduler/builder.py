@@ -96,16 +96,17 @@ class Builder:
         """The graph with as much computed again as the limit of memory asks for."""
         from opweave.scheduler.place.strategy import rewrite  # most schedulers have no limit
 
-        def planned(tried: Graph, changed: Mapping[Tensor, Tensor]) -> int:
-            parts = self._place_and_partition(annotated.rewritten(tried, changed), precisions_of(tried.nodes, allowed))
+        def planned(tried: Graph, changed: Mapping[Tensor, Tensor], again: Mapping[Tensor, Tensor]) -> int:
+            made = annotated.rewritten(tried, changed, again)
+            parts = self._place_and_partition(made, precisions_of(tried.nodes, allowed))
             plan = allocate(parts, fuse(parts), [[] for _ in self.targets], self.n_slots)
             return sum(plan.nbytes.values())
 
-        graph, changed, least = rewrite("memory_limit")(annotated.graph, limit, planned)
+        graph, changed, again, least = rewrite("memory_limit")(annotated.graph, limit, planned)
         if least > limit:
             remedy = "computing again saves no more; take smaller batches"
             raise AllocationError(f"a plan within memory_limit={limit:,}", least, limit, remedy)
-        return annotated.rewritten(graph, changed)
+        return annotated.rewritten(graph, changed, again)
 
     def _place_and_partition(
         self, annotated: AnnotatedGraph, precisions: Mapping[Tensor, Precision], observed: Collection[Tensor] = ()

@@ -29,8 +29,8 @@ SEGMENTS: Final = (32, 24, 16, 12, 8, 6, 4, 3, 2)
 
 
 def less_memory(
-    graph: Graph, limit: int, planned: Callable[[Graph, Mapping[Tensor, Tensor]], int]
-) -> tuple[Graph, dict[Tensor, Tensor], int]:
+    graph: Graph, limit: int, planned: Callable[[Graph, Mapping[Tensor, Tensor], Mapping[Tensor, Tensor]], int]
+) -> tuple[Graph, dict[Tensor, Tensor], dict[Tensor, Tensor], int]:
     """The graph, changed to compute as little as possible again for a plan that takes at most ``limit`` bytes.
 
     Values are tried in the order of what computing them again costs for each byte that it saves, by bisection. Where
@@ -40,14 +40,16 @@ def less_memory(
     Args:
         graph: the graph as it was built.
         limit: bytes of temporaries.
-        planned: bytes that the plan of such a graph takes, of which the second argument says what replaces what.
+        planned: bytes that the plan of such a graph takes, of which the other arguments say what replaces what, and
+            what is computed again.
 
     Returns:
         The graph whose plan takes no more than the limit, else the one that takes least; for each node that reads
-        something that is computed again, what is in its place; and the bytes of that plan.
+        something that is computed again, what is in its place; for each node that computes something again, what that
+        is; and the bytes of that plan.
     """
-    best: tuple[Graph, dict[Tensor, Tensor]] = graph, {}
-    least = planned(graph, {})
+    best: tuple[Graph, dict[Tensor, Tensor], dict[Tensor, Tensor]] = graph, {}, {}
+    least = planned(*best)
     if least <= limit:
         return *best, least
     values = _Values(graph)
@@ -177,8 +179,9 @@ def _work(node: Tensor) -> int:
     return flops + sum(source.nbytes for source in node.srcs) + node.nbytes
 
 
-def _rewritten(graph: Graph, chosen: Mapping[Tensor, int]) -> tuple[Graph, dict[Tensor, Tensor]]:
-    """The graph in which late readers of the chosen values read what is computed again.
+def _rewritten(graph: Graph, chosen: Mapping[Tensor, int]) -> tuple[Graph, dict[Tensor, Tensor], dict[Tensor, Tensor]]:
+    """The graph in which late readers of the chosen values read what is computed again; what is in place of a node; and
+    for each node that computes something again, what that is.
 
     Every node that is made depends only on nodes before the reader for which it is made, so that there is no cycle.
     """
@@ -209,7 +212,11 @@ def _rewritten(graph: Graph, chosen: Mapping[Tensor, int]) -> tuple[Graph, dict[
         before = before if node.is_view else node
     made = Graph([changed.get(output, output) for output in graph.outputs])
     left = {*again} - {*made.nodes}  # all readers are late ones
-    return made, changed | {source: again[source] for source in left}
+    changed |= {source: again[source] for source in left}
+    for node in graph.nodes:  # views, made again in their order
+        if node.root in left and node.is_view:
+            changed[node] = with_sources(node, _sources(node, now, changed))
+    return made, changed, {made_again: source for source, made_again in again.items()}
 
 
 def _sources(node: Tensor, now: Callable[[Tensor], Tensor], changed: Mapping[Tensor, Tensor]) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Placement
@@ -38,24 +38,31 @@ class AnnotatedGraph:
     sharded: tuple[Tensor, ...] = ()
     collectives: Mapping[Tensor, Collective] = field(default_factory=dict)
 
-    def rewritten(self, graph: Graph, changed: Mapping[Tensor, Tensor]) -> AnnotatedGraph:
+    def rewritten(
+        self, graph: Graph, changed: Mapping[Tensor, Tensor], again: Mapping[Tensor, Tensor] | None = None
+    ) -> AnnotatedGraph:
         """The same of ``graph``, in which tensors of this one have others with their value in their place.
 
         Args:
             changed: tensor of this graph -> that of the new one, where they differ.
+            again: node of the new graph -> that of this one which it computes again, and on the same device.
         """
         here = {*graph.nodes, *graph.leaves}
 
         def now(tensor: Tensor) -> Tensor:
             return changed.get(tensor, tensor)
 
+        def inherited(known: Mapping[Tensor, Any]) -> dict[Tensor, Any]:
+            twins = {node: known[origin] for node, origin in (again or {}).items() if origin in known}
+            return twins | {now(tensor): what for tensor, what in known.items()}
+
         collectives = {now(end): what.rewritten(changed) for end, what in self.collectives.items()}
         return replace(
             self,
             graph=graph,
-            pins={now(tensor): at for tensor, at in self.pins.items()},
+            pins=inherited(self.pins),
             placed={now(tensor): where for tensor, where in self.placed.items()},
-            causes={now(tensor): cause for tensor, cause in self.causes.items()},
+            causes=inherited(self.causes),
             stand_ins={**changed, **{built: now(tensor) for built, tensor in self.stand_ins.items()}},
             collectives={end: what for end, what in collectives.items() if here.issuperset((end, *what.inner))},
         )

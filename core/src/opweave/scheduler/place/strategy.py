@@ -141,13 +141,13 @@ def _find_predictor() -> Predictor | None:
 
 
 Rewrite = Callable[
-    ["Graph", int, Callable[["Graph", Mapping["Tensor", "Tensor"]], int]],
-    tuple["Graph", Mapping["Tensor", "Tensor"], int],
+    ["Graph", int, Callable[["Graph", Mapping["Tensor", "Tensor"], Mapping["Tensor", "Tensor"]], int]],
+    tuple["Graph", Mapping["Tensor", "Tensor"], Mapping["Tensor", "Tensor"], int],
 ]
 """Makes a graph with the same values, for a limit in bytes. It is given the graph, the limit, and a function that says
-how many bytes the plan of such a graph takes, of which the second argument says what replaces what. It returns the
-graph whose plan takes no more than the limit, else the one that takes least; what replaces what; and the bytes of that
-plan."""
+how many bytes the plan of such a graph takes, of which the other arguments say what replaces what, and for new nodes
+what they compute again. It returns the graph whose plan takes no more than the limit, else the one that takes least;
+what replaces what; what is computed again; and the bytes of that plan."""
 
 
 def rewrite(name: str) -> Rewrite:
