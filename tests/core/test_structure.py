@@ -48,7 +48,7 @@ LATE = {
     # What the first build needs, and passes that few graphs need.
     "scheduler.builder": "scheduler.place.strategy scheduler.plan.collectives sharding.sharded_graph",
     "scheduler.place.arguments": "scheduler.place.strategy",
-    "scheduler.place.assign": "scheduler.place.boundaries scheduler.place.memory",
+    "scheduler.place.assign": "scheduler.place.memory",
     "scheduler.place.target": "runtime.host.cores",
     "scheduler.plan.partition": "scheduler.plan.collectives",
     "scheduler.scheduler": "scheduler.builder scheduler.place.capabilities sharding.placing",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["list_schedule", "live_bytes", "place_by_cost"]
 
 CHOICES: Final = frozenset(
-    ("weights", "expand-down", "expand-up", "most-inputs", "fewest-bytes", "priority", "reader", "upgrade", "host")
+    ("weights", "expand-down", "expand-up", "most-inputs", "state", "priority", "reader", "upgrade", "host")
 )  # fmt: skip
 """Causes that are replaced by ``cost`` if the rules of priority give the best candidate."""
 

@@ -3,10 +3,12 @@ every decision is recorded.
 
 1. Decided beforehand: pins; nodes that write placed memory or a pinned state; nodes that read placed weights, which
    stay with them unless no device there runs them, or a device brings the weights from host memory for them (offload).
+   Small tables decide nothing, nor do small weights in host memory where a device brings others (`PlacedMemory`).
 2. Grow: undecided nodes take the device of their neighbours in the order, the last device after all others.
 3. Choose: a node that is still undecided runs on the device that reaches most of the bytes that it reads; among equals,
    on that of the highest priority.
-4. Boundaries: between decided nodes, device boundaries are where the fewest bytes have to be copied (`Boundaries`).
+4. States: where the largest value that a node of passes 2 and 3 reads is a state, or was made from one by this rule,
+   and its device does not reach that, it moves to the first device that does.
 5. Nodes without sources run on the device of their reader; a node moves to a device of higher priority that shares its
    memory and asks for it (``Device._wants``).
 6. Views are on the device of their root, leaves without a device on that of their reader.
@@ -49,7 +51,7 @@ CAUSES: Final[dict[str, str]] = {
     "expand-down": "the node before it is there",
     "expand-up": "the node after it is there",
     "most-inputs": "most of the bytes that it reads are there",
-    "fewest-bytes": "between its neighbours on several devices the fewest bytes move so",
+    "state": "the largest value that it reads is a state that lies there, or was made from one there",
     "priority": "the first device in the order that supports it",
     "reader": "it needs nothing, and is made where it is read",
     "upgrade": "a device that shares the memory and wants it",
@@ -60,9 +62,6 @@ CAUSES: Final[dict[str, str]] = {
     "cost": "the whole is predicted to take least time so",
 }
 """Every cause that `Assignment.causes` holds, and that of packing steps, with its meaning."""
-
-GROWN: Final = frozenset(("expand-down", "expand-up"))
-"""The causes of decisions that were taken over from a neighbour."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +111,7 @@ def assign(
     if len(target_of) < len(nodes):
         assigning.choose()
     if len(targets) > 1:
-        assigning.cross_boundaries()
+        assigning.follow_states()
         assigning.join_readers()
         assigning.upgrade(pins)
     fetched = assigning.memory.fetched(target_of, pins) if assigning.memory is not None else frozenset()
@@ -169,6 +168,11 @@ class _Assigning:
                     readers[root] = [node]
         return readers
 
+    @cached_property
+    def writers(self) -> Mapping[Tensor, Tensor]:
+        """The first node that writes each state: a state without memory takes the device of that node."""
+        return {node.state: node for node in reversed(self.nodes) if node.state is not None}
+
     # --- decided beforehand -----------------------------------------------------------------------------------------
 
     def decide_beforehand(
@@ -201,6 +205,10 @@ class _Assigning:
             found = memory.decide(node, storage)
             if found is not None:
                 target_of[node], causes[node] = found
+        if "offload" in causes.values():
+            for node in memory.beside_offloaded():
+                if causes.get(node) == "weights":
+                    del target_of[node], causes[node]
         self.decided = frozenset(target_of)
 
     # --- neighbours -------------------------------------------------------------------------------------------------
@@ -270,38 +278,36 @@ class _Assigning:
 
     def _location(self, source: Tensor) -> tuple[int, MemorySpace] | None:
         """The target whose memory holds a source, -1 for placed leaves, and the space. ``None`` for what can be placed
-        on any device: inputs and unplaced leaves that nobody pinned."""
-        root = source.root
-        # Versions lie where their state lies.
-        home = self.target_of.get(root, self.leaf_pins.get(root)) if root.state is None else None
-        if home is not None:
-            return home, self.targets[home].space
-        placement = root.memory.leaf.placement if root.memory.leaf is not None else None
-        return None if placement is None else (-1, placement.buffer.space)
+        on any device: inputs and unplaced leaves that nobody pinned, and states whose first writer is still open."""
+        owner = source.memory  # versions lie where their state lies
+        if owner.leaf is not None and owner.leaf.placement is not None:
+            return -1, owner.leaf.placement.buffer.space
+        home = self.leaf_pins.get(owner, self.target_of.get(self.writers.get(owner, owner)))
+        return None if home is None else (home, self.targets[home].space)
 
     def _reaches(self, target: Target, source: Tensor) -> bool:
         """Whether the target's device reaches a source where it lies; ``False`` for what lies nowhere yet."""
         where = self._location(source)
         return where is not None and (where[0] == target.index or target.device.reaches(where[1]))
 
-    def cross_boundaries(self) -> None:
-        """Nodes between decided ones on several devices move to the devices for which the fewest bytes are copied."""
-        from opweave.scheduler.place.boundaries import Boundaries  # programs of one device need none
-
-        causes, memory = self.causes, self.memory
-        computing = [target.index for target in self.capabilities.computing]
-        offloading: set[int] = set()
-        if "offload" in causes.values():
-            offloading = {self.target_of[node] for node, cause in causes.items() if cause == "offload"}
-
-        def movable(node: Tensor) -> Sequence[int]:
-            cause = causes.get(node)
-            if cause in GROWN:
-                return computing
-            return memory.movable(node, offloading) if cause == "weights" and memory is not None else ()
-
-        boundaries = Boundaries(self.nodes, self.readers, self.capabilities, self.target_of, self.decided, movable)
-        causes.update(dict.fromkeys(boundaries.fewer_bytes(), "fewest-bytes"))
+    def follow_states(self) -> None:
+        """Nodes that were not decided beforehand move to where a state lies if they would copy it otherwise, and it is
+        the largest value that they read; what is made from it so counts as the state does."""
+        target_of, causes = self.target_of, self.causes
+        held = {tensor for tensor in self.leaves if tensor.leaf is not None and tensor.leaf.kind == "state"}
+        for node in self.nodes if held else ():
+            read = [s for s in node.srcs if (leaf := s.memory.leaf) is None or leaf.kind in ("input", "state")]
+            if node in self.decided or not read:
+                continue
+            largest = max(read, key=lambda s: (min(s.nbytes, s.root.nbytes), s.memory not in held))
+            if largest.memory not in held:
+                continue
+            held.add(node)
+            if not self._reaches(self.targets[target_of[node]], largest):
+                near = [target for target in self.capabilities.computing if self._reaches(target, largest)]
+                target = next((target for target in near if self.capabilities.supports(target, node)), None)
+                if target is not None:
+                    target_of[node], causes[node] = target.index, "state"
 
     def join_readers(self) -> None:
         """Nodes without sources run on the device of their first reader if it supports them, else on the first that
@@ -346,7 +352,6 @@ class _Assigning:
         target_of, causes, last = self.target_of, self.causes, len(self.targets) - 1
         readers = self.readers if last else {}  # with one device there is nothing to choose
         homes: dict[Buffer, int | None] = {}
-        written = {n.state: target_of[n] for n in reversed(self.nodes) if n.state is not None} if last else {}
         for tensor in self.leaves:
             leaf = tensor.leaf
             assert leaf is not None
@@ -367,5 +372,5 @@ class _Assigning:
                 target_of[tensor] = read[0] if read.count(read[0]) == len(read) else last
                 causes[tensor] = "input"
             else:
-                target_of[tensor] = written.get(tensor, read[0])
+                target_of[tensor] = target_of.get(self.writers.get(tensor, tensor), read[0])
                 causes[tensor] = "leaf"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from opweave.contract.memory import Usage
@@ -27,7 +27,9 @@ class PlacedMemory:
         op_offload: a device may bring weights from host memory for operations that it runs much faster.
 
     Attributes:
-        weights: node -> the placed weights that it reads, the largest first; only nodes that read some.
+        weights: node -> the placed weights that may decide for it, the largest first; only nodes that have some. A
+            small table that several nodes read (of frequencies, say) decides for none but products: only one device
+            can hold it.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class PlacedMemory:
         self._near: Final[dict[object, list[Target]]] = {}
         self._by_signature: Final[dict[tuple[Signature, Buffer], tuple[int, str] | None]] = {}
         for weight, nodes in self._readers.items():
+            shared = len(nodes) > 1
             for node in nodes:
-                self.weights.setdefault(node, []).append(weight)
+                if not (shared and self._is_small(weight, node)):
+                    self.weights.setdefault(node, []).append(weight)
         for node, weights in self.weights.items():
             if len(weights) > 1:
                 roots = [source.root for source in node.srcs]
@@ -139,38 +143,20 @@ class PlacedMemory:
                 result.update(node for node in readers if target_of[node] not in near and node not in pins)
         return result
 
-    def movable(self, node: Tensor, offloading: Collection[int]) -> list[int]:
-        """The targets to which ``node`` may move, so that fewer bytes are copied, although weights that it reads lie
-        elsewhere; else none.
+    def beside_offloaded(self) -> Iterator[Tensor]:
+        """The nodes for which only small weights in host memory decide: not if a device brings others from there."""
+        for node, weights in self.weights.items():
+            if all(self._buffers[weight].is_host and self._is_small(weight, node) for weight in weights):
+                yield node
 
-        The weights must be small: with fewer bytes than the values that they are combined with, other than in products.
-        Each must also be a table that several nodes read (of frequencies, say), which only one device can hold; or lie
-        in host memory, for targets that bring weights from there for other nodes.
-
-        Args:
-            offloading: the targets that bring weights from host memory for some node.
-        """
-        assert node.op is not None
-        if node.op.product:
-            return []
-        allowed = [target.index for target in self._capabilities.computing]
-        for weight in self.weights[node]:
-            buffer = self._buffers[weight]
-            if len(self._readers[weight]) == 1:
-                bring = offloading if buffer.is_host else ()
-                targets = self._capabilities.targets
-                allowed = [d for d in allowed if d in bring or targets[d].device.reaches(buffer.space)]
-            if not allowed or not self._is_small(weight):
-                return []
-        return allowed
-
-    def _is_small(self, weight: Tensor) -> bool:
-        """Whether each reader computes or reads a value with more bytes than the weight has."""
+    def _is_small(self, weight: Tensor, node: Tensor) -> bool:
+        """Whether each reader computes or reads a value with more bytes than the weight has, and ``node`` is no product
+        with it."""
         small = self._small.get(weight)
         if small is None:
             size = weight.nbytes
-            small = self._small[weight] = all(_largest_value(node) > size for node in self._readers[weight])
-        return small
+            small = self._small[weight] = all(_largest_value(reader) > size for reader in self._readers[weight])
+        return small and node.op is not None and not node.op.product
 
 
 def _largest_value(node: Tensor) -> int:
