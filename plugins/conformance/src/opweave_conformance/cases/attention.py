@@ -17,6 +17,8 @@ SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 2, 3, 4), 2, 3, 4),
     ((2, 4, 5, 8), 2, 7, 6),
     ((1, 8, 1, 16), 2, 65, 16),
+    ((1, 4, 1, 64), 4, 300, 16),
+    ((2, 6, 2, 32), 2, 530, 48),
     ((1, 3, 17, 33), 1, 17, 5),
     ((1, 2, 300, 8), 2, 600, 8),
     ((1, 1, 70, 4), 1, 2100, 3),
@@ -64,6 +66,8 @@ def cases() -> Iterator[Case]:
             sinks = Operand((4,), dtype, layout if layout in ("offset", "sliced") else "contiguous")
             yield from _both(result, q_, *dense[1:], sinks=sinks, tag="sinks")
             yield case("attention_backward", q_, *dense, build=_gradient, tag="given")
+            few = [Operand((2, n, tokens, 16), dtype, layout) for n, tokens in ((4, 1), (2, 40), (2, 40))]
+            yield case("attention", *few, Operand((2, 4, 1, 40), dtype, layout, "mask"), tag="few")
         special = [Operand((1, 2, 6, 4), dtype, values="special"), *[Operand((1, 2, 9, 4), dtype)] * 2]
         yield case("attention", *special)
 

@@ -235,6 +235,24 @@ class Writer:
         load = self._aligned(name, types, kind, dtype, 1)
         return self._widened(Vector(code, load(address, mask, ir.Constant(kind, None)), stored), dtype)
 
+    def repeated(self, k: int, row: Any, i: Any, count: int, left: Any = None) -> Vector:
+        """``count`` elements of operand ``k`` from ``i`` on, again and again in all lanes. If only ``left`` exist, the
+        last of them stands for the others."""
+        code, (dtype, inner), lane = self.code, self._operands[k], ir.IntType(32)
+        stored = _STORED[dtype]
+        kind = ir.VectorType(TYPES[stored], count)
+        if left is None:
+            address = code.inttoptr(code.add(row, code.mul(i, _I64(inner))), kind.as_pointer())
+            some = code.load(address, align=_SIZES[dtype])
+        else:
+            some = ir.Constant(kind, ir.Undefined)
+            for c in range(count):
+                number = code.add(i, self.at_most(c, code.sub(left, _I64(1))))
+                address = code.inttoptr(code.add(row, code.mul(number, _I64(inner))), kind.element.as_pointer())
+                some = code.insert_element(some, code.load(address), lane(c))
+        lanes = ir.Constant(ir.VectorType(lane, LANES), [n % count for n in range(LANES)])
+        return self._widened(Vector(code, code.shuffle_vector(some, some, lanes), stored), dtype)
+
     def write(self, k: int, row: Any, i: Any, value: Vector, mask: Any = None) -> None:
         """Write to operand ``k`` from element ``i`` on, rounded to its type, where the mask is true."""
         code, (dtype, inner) = self.code, self._operands[k]

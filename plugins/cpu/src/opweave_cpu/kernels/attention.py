@@ -18,6 +18,7 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
+from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import Array, compute_dtype, constant, copies, for_rows, row_sums, window, worker_scratch
@@ -35,6 +36,13 @@ FEWEST_KEYS: Final = limit("attention_keys", 256, 1, 1 << 14)
 
 FEW_ROWS: Final = limit("attention_few_rows", 8, 1, 256)
 """Up to so many queries of a group BLAS is faster with the keys on the left, although that transposes the scores."""
+
+FEW_QUERIES: Final = 16
+"""Queries of a group at most, and the number of which sizes are multiples, for compiled functions that read keys and
+values once: the lanes of a vector."""
+
+MOST_ELEMENTS: Final = 512
+"""Of a key and of a value, for compiled functions, which keep the queries of a group in the first-level cache."""
 
 Job = tuple[int, Cut]
 
@@ -84,6 +92,50 @@ class _AttentionTiling:
 
     def _packs(self, x: Arg) -> bool:
         return x.dtype is not self.dtype or not is_blas_matrix(x.shape, x.strides, x.dtype.itemsize)
+
+
+def _why_not_few(step: Step) -> str | None:
+    (q, k, v, *rest), given = step.srcs, step.attrs
+    rows, sizes = q.shape[1] // k.shape[1] * q.shape[2], (q.shape[3], v.shape[3])
+    if not 1 <= rows <= FEW_QUERIES or any(n % FEW_QUERIES or not 1 <= n <= MOST_ELEMENTS for n in sizes):
+        return (
+            f"it takes up to {FEW_QUERIES} queries of a group, and keys and values whose sizes are multiples of "
+            f"{FEW_QUERIES} up to {MOST_ELEMENTS}"
+        )
+    if given["max_bias"] or len(rest) > given["masked"] or (given["causal"] and q.shape[2] > 1):
+        return "it takes no slopes and no sinks, and causal attention of one token only"
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.compiler import has_fma
+    from opweave_cpu.jit.writer import takes
+
+    args = (step.out, *step.srcs)
+    if not has_fma() or not all(takes(arg, wide=False) for arg in args):
+        return "the processor does not convert its type, or does not multiply and add at once"
+    return None if all(arg.strides[-1] == q.dtype.itemsize for arg in args) else "elements of a row do not lie in line"
+
+
+def _workspace_few(step: Step) -> Arrays:
+    from opweave_cpu.jit.attention import padded, stretches
+
+    q, k, v, *_ = step.srcs
+    batch, groups, keys = k.shape[:3]
+    lead = batch, groups, stretches(keys)[1]
+    return {
+        "sums": ("f32", (*lead, padded(q.shape[1] // groups * q.shape[2]), v.shape[3])),
+        "largest": ("f32", (*lead, 2, FEW_QUERIES)),
+    }
+
+
+@KERNELS("attention", dtypes="f32 f16 bf16", when=_why_not_few, workspace=_workspace_few)
+def attention_of_few_queries(
+    stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, mask: Arg | None = None, *, sums: Arg, largest: Arg,
+    scale: float, soft_cap: float, **_: Any,
+) -> Call:  # fmt: skip
+    from opweave_cpu.jit.attention import bind_attention
+
+    return bind_attention(stream, out, q, k, v, mask, scale, soft_cap, sums, largest)
 
 
 def _workspace(step: Step) -> Arrays:

@@ -1,0 +1,317 @@
+"""Attention of a few queries over many keys, which are read once and where they lie, in their own type.
+
+The keys are cut into stretches, each of which some thread takes for all queries of a group: scores, their largest one,
+shares and sums of values, as in T. Dao et al., "Flash-Decoding for long-context inference", 2023. A second kernel adds
+up the sums of the stretches. Scores are computed for `LANES` pairs of a query and a key at a time: lane r · n + j is
+that of query r and key j, where n is `LANES` by the number of queries, rounded up to a power of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+
+from opweave.contract import Arg, Call, Stream
+from opweave_cpu.jit.compiler import MachineCode
+from opweave_cpu.jit.functions import exp, larger, tanh
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, store, vector_type
+from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
+from opweave_cpu.jit.writer import Cell, Writer
+from opweave_cpu.tiles import in_turn
+
+__all__ = ["STRETCH", "bind_attention", "padded", "stretches"]
+
+STRETCH: Final = 256
+"""Keys of a stretch at most: beside so many, storing the sums of their values takes no time."""
+
+TOGETHER: Final = 32
+"""Keys whose values are read at a time, while the sums of some columns are in registers."""
+
+_ITEM: Final = 4
+_I32: Final = ir.IntType(32)
+_I64: Final = ir.IntType(64)
+
+
+class _Form(NamedTuple):
+    """What a kernel is compiled for: heads of a group and tokens; elements of a key and of a value; their type; whether
+    there is a mask, and whether all queries share it; whether scores are capped."""
+
+    heads: int
+    tokens: int
+    size: int
+    values: int
+    dtype: str
+    masked: bool
+    shared: bool
+    capped: bool
+
+    @property
+    def rows(self) -> int:
+        """Queries of a group, rounded up to a power of two."""
+        return padded(self.heads * self.tokens)
+
+    @property
+    def keys(self) -> int:
+        """Keys whose scores are computed at a time."""
+        return LANES // self.rows
+
+
+def padded(rows: int) -> int:
+    """The power of two from ``rows`` on."""
+    return 1 << (rows - 1).bit_length()
+
+
+def stretches(keys: int) -> tuple[int, int]:
+    """How many keys a stretch has, and how many stretches there are; the last one may be shorter."""
+    count = -(-keys // STRETCH)
+    length = -(-keys // (count * LANES)) * LANES
+    return length, -(-keys // length)
+
+
+def bind_attention(
+    stream: Stream,
+    out: Arg,
+    q: Arg,
+    k: Arg,
+    v: Arg,
+    mask: Arg | None,
+    scale: float,
+    soft_cap: float,
+    sums: Arg,
+    largest: Arg,
+) -> Call:
+    """The call of attention of at most `LANES` queries of each group, of sizes that are multiples of `LANES`.
+
+    Args:
+        out, q, k, v, mask: f32, f16 or bf16, as of `opweave.attention`; elements of a row lie side by side.
+        sums: memory for the sums of values, f32 (batch, groups, stretches, queries rounded up, values).
+        largest: for the largest score and the sum of the shares, f32 (batch, groups, stretches, 2, `LANES`).
+    """
+    (batch, all_heads, tokens, size), groups, keys = q.shape, k.shape[1], k.shape[2]
+    heads, item = all_heads // groups, k.dtype.itemsize
+    shared = mask is not None and not (mask.strides[1] and heads > 1) and not (mask.strides[2] and tokens > 1)
+    form = _Form(heads, tokens, size, v.shape[3], q.dtype.name, mask is not None, shared, bool(soft_cap))
+    length, count = stretches(keys)
+
+    def rows(arg: Arg) -> tuple[int, int, int, int]:
+        """Bytes from one batch, group, head and token to the next."""
+        n, h, t, _ = arg.strides
+        return n, h * heads, h, t
+
+    def of_keys(arg: Arg) -> tuple[int, ...]:
+        n, g, j, _ = arg.strides
+        return n, g, j * length, j, 0, 0
+
+    *queries, head, token = rows(q)
+    strides: list[tuple[int, ...]] = [(*queries, 0, 0, head, token), of_keys(k), of_keys(v)]
+    args, moves = [q, k, v], [0, k.strides[2] * length, v.strides[2] * length]
+    if mask is not None:
+        *queries, head, token = rows(mask)
+        strides.append((*queries, item * length, item, head, token))
+        args.append(mask)
+        moves.append(item * length)
+    for arg in (sums, largest):
+        strides.append((*arg.strides[:3], 0, 0, 0))
+        args.append(arg)
+        moves.append(arg.strides[2])
+    numbers = [scale / soft_cap, soft_cap] if soft_cap else [scale]
+    code = stream.artefact(("attention", form), partial(_scores_and_sums, form))
+    calls: list[Call] = []
+    whole = keys // length
+    for first, some, n in ((0, whole, length), (whole, count - whole, keys - whole * length)):
+        if some:
+            there = [moved(arg, first * step) for arg, step in zip(args, moves, strict=True)]
+            walk = Walk((batch, groups, some, n, heads, tokens), tuple(strides), 3)
+            calls.append(bind_walk(stream, code, walk, there, numbers, work=2 * (size + form.values)))
+    *results, head, token = rows(out)
+    strides = [(*arg.strides[:3], 0, 0) for arg in (sums, largest)] + [(*results, 0, head, token)]
+    code = stream.artefact(("sums of attention", form), partial(_added, form))
+    walk = Walk((batch, groups, count, heads, tokens), tuple(strides), 2)
+    return in_turn([*calls, bind_walk(stream, code, walk, [sums, largest, out], work=form.values)])
+
+
+def _scores_and_sums(form: _Form) -> MachineCode:
+    """The kernel of a stretch: the sums of its values by their shares, exp(score - largest), and of the shares."""
+    dtype, item = form.dtype, 2 if form.dtype != "f32" else _ITEM
+    writer = Writer(6, [Operand(dtype, item)] * (3 + form.masked) + [Operand("f32", _ITEM)] * 2)
+    code, keys = writer.code, writer.lengths[3]
+    factor = writer.scalar().to("f32")
+    cap = writer.scalar().to("f32") if form.capped else None
+    queries = writer.array(vector_type("f32"), form.rows * form.size // LANES)
+    shares = writer.array(vector_type("f32"), STRETCH // form.keys)
+    lanes = Vector(code, ir.Constant(vector_type("i64"), [lane % form.keys for lane in range(LANES)]), "i64")
+    with writer.blocks(3) as (q, k, v, *mask, sums, largest):
+        for r, at in enumerate(_rows(writer, form, 0, q)):
+            with writer.loop(_I64(0), _I64(form.size), LANES) as i:
+                place = code.add(queries, code.mul(code.add(i, _I64(r * form.size)), _I64(_ITEM)))
+                store(code, (writer.read(0, at, i) * factor).value, place, VECTOR_BYTES)
+        top = writer.cell(writer.number(float(np.finfo(np.float32).min), "f32"))  # -inf - -inf would be NaN
+        masks = _rows(writer, form, 3, mask[0]) if mask else []
+
+        def tile(first: Any, left: Any = None) -> None:
+            score = _products(writer, form, k, queries, first, left)
+            if cap is not None:
+                score = tanh(score) * cap
+            if mask:
+                score = score + _mask(writer, form, masks, first, left)
+            if left is not None:
+                exists = lanes < writer.splat(left, "i64")
+                score = Vector(code, code.select(exists.value, score.value, score.number(-np.inf).value), "f32")
+            top.set(larger(top.get(), score))
+            store(code, score.value, _tile_of(writer, form, shares, first), VECTOR_BYTES)
+
+        whole = code.and_(keys, _I64(-form.keys))
+        with writer.loop(_I64(0), whole, form.keys) as first:
+            tile(first)
+        with writer.loop(whole, keys, form.keys) as first:
+            tile(first, code.sub(keys, first))
+        best = _over_keys(writer, form, top.get(), larger)
+        total = writer.cell(writer.number(0.0, "f32"))
+        with writer.loop(_I64(0), keys, form.keys) as first:
+            place = _tile_of(writer, form, shares, first)
+            share = exp(Vector(code, load(code, vector_type("f32"), place, VECTOR_BYTES), "f32") - best)
+            total.set(total.get() + share)
+            store(code, share.value, place, VECTOR_BYTES)
+        store(code, best.value, largest)
+        weight = _over_keys(writer, form, total.get(), lambda a, b: a + b)
+        store(code, weight.value, code.add(largest, _I64(VECTOR_BYTES)))
+        _add_values(writer, form, v, shares, sums)
+    return MachineCode(writer.end())
+
+
+def _rows(writer: Writer, form: _Form, k: int, base: Any) -> list[Any]:
+    """The addresses of the rows of operand ``k`` for each query of a group; the last one stands for those that are
+    only there to fill vectors."""
+    code, (head, token) = writer.code, writer.strides[k][-2:]
+    count = form.heads * form.tokens
+    numbers = [divmod(min(r, count - 1), form.tokens) for r in range(form.rows)]
+    return [code.add(base, code.add(code.mul(head, _I64(h)), code.mul(token, _I64(t)))) for h, t in numbers]
+
+
+def _tile_of(writer: Writer, form: _Form, shares: Any, first: Any) -> Any:
+    """Where the scores of the keys from ``first`` on are."""
+    return writer.code.add(shares, writer.code.mul(first, _I64(form.rows * _ITEM)))
+
+
+def _products(writer: Writer, form: _Form, k: Any, queries: Any, first: Any, left: Any) -> Vector:
+    """The products of all queries with the keys from ``first`` on, of which ``left`` exist."""
+    code, along = writer.code, writer.strides[1][3]
+    places = []
+    for j in range(form.keys):
+        number = _I64(j) if left is None else writer.code.select(code.icmp_signed("<", _I64(j), left), _I64(j), _I64(0))
+        places.append(code.add(k, code.mul(code.add(first, number), along)))
+    sums = [writer.cell(writer.number(0.0, "f32")) for _ in range(LANES)]
+    with writer.loop(_I64(0), _I64(form.size), LANES) as i:
+        keys = [writer.read(1, place, i) for place in places]
+        for r in range(form.rows):
+            place = code.add(queries, code.mul(code.add(i, _I64(r * form.size)), _I64(_ITEM)))
+            query = Vector(code, load(code, vector_type("f32"), place, VECTOR_BYTES), "f32")
+            for j, key in enumerate(keys):
+                cell = sums[r * form.keys + j]
+                cell.set(fma(query, key, cell.get()))
+    return _totals(code, [cell.get().value for cell in sums])
+
+
+def _totals(code: Any, rows: Sequence[Any]) -> Vector:
+    """The sum of each of `LANES` vectors of LLVM."""
+    rows, lanes_type, distance = list(rows), ir.VectorType(_I32, LANES), LANES // 2
+    while distance:
+        low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
+        parts = [[code.shuffle_vector(rows[r], rows[r + distance], ir.Constant(lanes_type, way)) for way in (low, high)]
+                 for r in range(distance)]  # fmt: skip
+        rows = [code.fadd(a, b) for a, b in parts]
+        distance //= 2
+    return Vector(code, rows[0], "f32")
+
+
+def _mask(writer: Writer, form: _Form, rows: Sequence[Any], first: Any, left: Any) -> Vector:
+    """The mask of all queries and the keys from ``first`` on, of which ``left`` exist."""
+    code, lanes_type = writer.code, ir.VectorType(_I32, LANES)
+    parts = [writer.repeated(3, row, first, form.keys, left) for row in (rows[:1] if form.shared else rows)]
+    whole = parts[0].value
+    for r, part in enumerate(parts[1:], 1):
+        own = range(r * form.keys, (r + 1) * form.keys)
+        lanes = [lane + (LANES if lane in own else 0) for lane in range(LANES)]
+        whole = code.shuffle_vector(whole, part.value, ir.Constant(lanes_type, lanes))
+    return Vector(code, whole, "f32")
+
+
+def _over_keys(writer: Writer, form: _Form, x: Vector, fold: Callable[[Vector, Vector], Vector]) -> Vector:
+    """The lanes of each query folded, in all of its lanes."""
+    code, distance = writer.code, form.keys // 2
+    while distance:
+        lanes = ir.Constant(ir.VectorType(_I32, LANES), [lane ^ distance for lane in range(LANES)])
+        x = fold(x, Vector(code, code.shuffle_vector(x.value, x.value, lanes), x.kind))
+        distance //= 2
+    return x
+
+
+def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> None:
+    """Code that stores the sums of the values of a stretch, each times its share, for each query."""
+    code, keys, along = writer.code, writer.lengths[3], writer.strides[2][3]
+    vectors, vector = form.values // LANES, vector_type("f32")
+    columns = next(n for n in range(min(vectors, max(1, LANES // form.rows)), 0, -1) if vectors % n == 0)
+    with writer.loop(_I64(0), _I64(form.rows * form.values), LANES) as i:
+        store(code, ir.Constant(vector, None), code.add(sums, code.mul(i, _I64(_ITEM))))
+    with writer.loop(_I64(0), keys, TOGETHER) as first:
+        end = code.add(first, writer.at_most(TOGETHER, code.sub(keys, first)))
+        with writer.loop(_I64(0), _I64(form.values), columns * LANES) as column:
+            places: list[list[Any]] = []
+            cells: list[list[Cell]] = []
+            for r in range(form.rows):
+                numbers = [code.add(column, _I64(r * form.values + c * LANES)) for c in range(columns)]
+                own = [code.add(sums, code.mul(number, _I64(_ITEM))) for number in numbers]
+                places.append(own)
+                cells.append([writer.cell(Vector(code, load(code, vector, at), "f32")) for at in own])
+            with writer.loop(first, end, 1) as j:
+                row = code.add(v, code.mul(j, along))
+                values = [writer.read(2, row, code.add(column, _I64(c * LANES))) for c in range(columns)]
+                tile, within = code.and_(j, _I64(-form.keys)), code.and_(j, _I64(form.keys - 1))
+                place = code.add(_tile_of(writer, form, shares, tile), code.mul(within, _I64(_ITEM)))
+                for r, of_row in enumerate(cells):
+                    share = load(code, ir.FloatType(), code.add(place, _I64(r * form.keys * _ITEM)), _ITEM)
+                    for cell, value in zip(of_row, values, strict=True):
+                        cell.set(fma(writer.splat(share, "f32"), value, cell.get()))
+            for cell, at in zip(chain(*cells), chain(*places), strict=True):
+                store(code, cell.get().value, at)
+
+
+def _added(form: _Form) -> MachineCode:
+    """The kernel that adds up the sums of all stretches, relative to the largest score of all, and divides them."""
+    item = 2 if form.dtype != "f32" else _ITEM
+    writer = Writer(5, [Operand("f32", _ITEM), Operand("f32", _ITEM), Operand(form.dtype, item)])
+    code, count, vector = writer.code, writer.lengths[2], vector_type("f32")
+    with writer.blocks(3) as (sums, largest, out):
+
+        def of_stretch(n: Any, row: int) -> tuple[Vector, Any]:
+            at = code.add(largest, code.add(code.mul(n, writer.strides[1][2]), _I64(row * VECTOR_BYTES)))
+            return Vector(code, load(code, vector, at), "f32"), at
+
+        best = writer.cell(writer.number(-np.inf, "f32"))
+        with writer.loop(_I64(0), count, 1) as n:
+            best.set(larger(best.get(), of_stretch(n, 0)[0]))
+        total = writer.cell(writer.number(0.0, "f32"))
+        with writer.loop(_I64(0), count, 1) as n:
+            top, at = of_stretch(n, 0)
+            share = exp(top - best.get())
+            total.set(fma(share, of_stretch(n, 1)[0], total.get()))
+            store(code, share.value, at)
+        for r, row in enumerate(_rows(writer, form, 2, out)[: form.heads * form.tokens]):
+            lane = _I32(r * form.keys)
+            weight = writer.splat(code.extract_element(total.get().value, lane), "f32")
+            with writer.loop(_I64(0), _I64(form.values), LANES) as i:
+                result = writer.cell(writer.number(0.0, "f32"))
+                with writer.loop(_I64(0), count, 1) as n:
+                    place = code.add(sums, code.mul(n, writer.strides[0][2]))
+                    place = code.add(place, code.mul(code.add(i, _I64(r * form.values)), _I64(_ITEM)))
+                    share = code.extract_element(of_stretch(n, 0)[0].value, lane)
+                    value = Vector(code, load(code, vector, place), "f32")
+                    result.set(fma(writer.splat(share, "f32"), value, result.get()))
+                writer.write(2, row, i, result.get() / weight)
+    return MachineCode(writer.end())

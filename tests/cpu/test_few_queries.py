@@ -1,0 +1,132 @@
+"""Attention of few queries, which reads keys and values as they lie: compared with NumPy in f64, on both sides of each
+limit."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import opweave as ow
+from opweave_cpu import CpuDevice
+from opweave_cpu.threads import THREADS
+from opweave_cpu.tunables import COMPILED_WORK
+
+pytest.importorskip("llvmlite")
+
+pytestmark = pytest.mark.usefixtures("compiling")
+
+TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+LIMITS = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3}
+"""Beside values of up to about 3, whose results are rounded to their type."""
+
+
+def defined(q, k, v, mask, scale, soft_cap):
+    """The definition, in f64."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    times = q.shape[1] // k.shape[1]
+    with np.errstate(invalid="ignore"):
+        scores = q @ np.repeat(k, times, 1).swapaxes(2, 3) * scale
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        scores = scores + (0 if mask is None else mask.astype(np.float64))
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        return shares / shares.sum(-1, keepdims=True) @ np.repeat(v, times, 1)
+
+
+def made(shape, dtype, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(TYPES[dtype])
+
+
+def check(q, k, v, mask, dtype, *, compiled=True, scale=0.2, soft_cap=0.0, causal=False, lines=False):
+    """Compare; with ``lines`` keys and values lie as a cache holds them, (keys, groups, size)."""
+    device = CpuDevice()
+    inputs = {}
+
+    def operand(name, data):
+        if data is None:
+            return None
+        turned = lines and name in "kv"
+        data = np.ascontiguousarray(data.transpose(0, 2, 1, 3)) if turned else data
+        node = ow.input(name, data.shape, dtype)
+        inputs[name] = data
+        return node.transpose(0, 2, 1, 3) if turned else node
+
+    nodes = [operand(name, data) for name, data in zip("qkvm", (q, k, v, mask), strict=True)]
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(ow.attention(*nodes, scale=scale, soft_cap=soft_cap, causal=causal))
+        program.run(**{name: np.full_like(data, np.nan) for name, data in inputs.items()})
+        got = np.asarray(program.run(**inputs)).astype(np.float64)
+    assert ("attention" in {key[0] for *_, key in device.artefacts}) == compiled
+    np.testing.assert_allclose(got, defined(q, k, v, mask, scale, soft_cap), atol=LIMITS[dtype], rtol=LIMITS[dtype])
+
+
+def operands(batch, groups, heads, tokens, keys, size, out, dtype):
+    shapes = (batch, groups * heads, tokens, size), (batch, groups, keys, size), (batch, groups, keys, out)
+    return [made(shape, dtype, i) for i, shape in enumerate(shapes)]
+
+
+def hidden(shape, dtype, seed=9):
+    """A mask that hides a third of the keys, not the first one."""
+    rng = np.random.default_rng(seed)
+    mask = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape)).astype(TYPES[dtype])
+    mask[..., 0] = 0
+    return mask
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_shape_mask_and_layout(data):
+    def draw(*choices):
+        return data.draw(st.sampled_from(choices))
+
+    heads, tokens = draw((1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (16, 1), (1, 2), (3, 3), (2, 8))
+    batch, groups, dtype = draw(1, 3), draw(1, 2), draw(*TYPES)
+    keys = draw(1, 2, 7, 16, 33, 255, 256, 257, 530, 1025)
+    arrays = operands(batch, groups, heads, tokens, keys, 16 * draw(1, 2, 5), 16 * draw(1, 3, 4), dtype)
+    shapes = {
+        "one": (keys,), "tokens": (tokens, keys), "heads": (batch, groups * heads, 1, keys),
+        "all": (batch, groups * heads, tokens, keys),
+    }  # fmt: skip
+    kind = draw("none", *shapes)
+    mask = None if kind == "none" else hidden(shapes[kind], dtype)
+    causal = tokens == 1 and draw(False, True)
+    check(*arrays, mask, dtype, soft_cap=draw(0.0, 3.0), causal=causal, lines=draw(False, True))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("heads", "tokens", "size", "out", "compiled"),
+    [(16, 1, 32, 32, True), (17, 1, 32, 32, False), (3, 5, 32, 32, True), (3, 6, 32, 32, False),
+     (2, 1, 512, 16, True), (2, 1, 528, 16, False), (2, 1, 16, 512, True), (2, 1, 16, 528, False),
+     (2, 1, 24, 16, False), (2, 1, 16, 8, False)],
+)  # fmt: skip
+def test_on_both_sides_of_each_limit(heads, tokens, size, out, compiled, dtype):
+    arrays = operands(1, 2, heads, tokens, 300, size, out, dtype)
+    check(*arrays, hidden((tokens, 300), dtype), dtype, compiled=compiled)
+
+
+def test_threads_take_stretches_of_keys(monkeypatch):
+    monkeypatch.setattr(THREADS, "cores", 3)
+    monkeypatch.setattr(COMPILED_WORK, "value", 1 << 8)
+    for keys in (257, 768, 1999):
+        check(*operands(1, 1, 4, 1, keys, 64, 64, "f16"), hidden((1, keys), "f16"), "f16")
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", ["q", "k", "v", "mask"])
+def test_infinities_and_nan_reach_what_they_do_by_definition(where, value):
+    arrays = dict(zip("qkv", operands(1, 2, 2, 2, 600, 16, 16, "f32"), strict=True))
+    arrays["mask"] = hidden((1, 4, 2, 600), "f32")
+    arrays[where][0, 1, 1, 5] = value
+    check(*arrays.values(), "f32")
+
+
+@pytest.mark.parametrize("keys", [5, 600])
+def test_a_query_of_which_all_keys_are_hidden_gives_nan_and_no_other_does(keys):
+    mask = np.zeros((3, keys), np.float32)
+    mask[1] = -np.inf
+    mask[2, : keys // 2] = -np.inf
+    check(*operands(1, 1, 2, 3, keys, 16, 16, "f32"), mask, "f32")
