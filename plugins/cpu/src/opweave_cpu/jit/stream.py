@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
@@ -11,7 +11,8 @@ from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, has_fma
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import calls_within
+from opweave_cpu.tiles import calls_within, in_turn
+from opweave_cpu.tunables import COMPILED_ROWS
 
 if TYPE_CHECKING:
     from opweave_cpu.jit.kinds import Kind
@@ -28,10 +29,17 @@ class CompilingStream(CpuStream):
         return False
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        widened = _widened(steps)
+        if widened:
+            done = set(map(id, widened.values()))
+            steps = [step for step in steps if id(step) not in done]
         kinds = _kinds(steps)
         groups: list[Group] = []
         chained = {number for number, kind in kinds.items() if kind.chains}
         for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS.value):
+            if id(run[0]) in widened:
+                groups.append(Group((widened[id(run[0])], run[0])))
+                continue
             for chain in [run] if len(run) == 1 else _chains(run, kinds):
                 alone = self._alone(chain[0], kinds) if len(chain) == 1 else None
                 workspace, kernel = (0, None) if alone is None else (alone.workspace, alone.kernel)
@@ -43,7 +51,7 @@ class CompilingStream(CpuStream):
 
     def _alone(self, step: Step, kinds: Mapping[int, Kind]) -> Single:
         kind = kinds.get(id(step))
-        chains = kind is not None and kind.chains
+        chains = (kind is not None and kind.chains) or _multiplies_some_rows(step)
         if kind is not None and kind.kernel is not None:
             return Single(kind.kernel, 0, chains)
         return Single(None if step.choice is None else step.choice.kernel, self.device._workspace(step), chains)
@@ -53,9 +61,21 @@ class CompilingStream(CpuStream):
             kinds = {} if group.kernel is not None else _kinds(group.steps)
             found = [kind.kernel for kind in kinds.values()]
             return super()._bind(group._replace(kernel=found[0]) if found else group)
+        if group.steps[-1].op == "linear":
+            return self._bind_widened(*group.steps)
         from opweave_cpu.jit.pointwise import bind_chain
 
         return bind_chain(self, group.steps)
+
+    def _bind_widened(self, cast: Step, product: Step) -> Call:
+        from opweave_cpu.jit.products import prepare_product
+
+        step = _of_halves(cast, product)
+        args = (*step.srcs, step.out)
+        key = "halves", product.choice, *[(arg.dtype.name, arg.strides) for arg in args]
+        call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
+        # Somebody else may read what is converted, in a group of his own: then it has memory.
+        return call if cast.out.buffer is None else in_turn([self._bind(Group((cast,))), call])
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         if not has_fma():
@@ -109,6 +129,45 @@ class CompilingStream(CpuStream):
                 part.compile()
             elif part is not call:
                 self._warm(part)
+
+
+def _widened(steps: Sequence[Step]) -> Mapping[int, Step]:
+    """By ``id(step)`` of products of some rows: the step that converts its weights from a half type, if nothing else
+    reads them. The product then reads them as they lie, which is half of the bytes, once."""
+    casts = {
+        step.out.value: step for step in steps if step.op == "cast" and not step.live and step.srcs[0].dtype.is_half
+    }
+    if not casts or not has_fma():
+        return {}
+    from opweave_cpu.jit.products import fits
+
+    readers: dict[int, list[Step]] = {}
+    for step in steps:
+        for src in step.srcs:
+            if src.value in casts:
+                readers.setdefault(src.value, []).append(step)
+    return {
+        id(product): casts[value]
+        for value, (product, *others) in readers.items()
+        if not others
+        and _multiplies_some_rows(product)
+        and product.srcs[1].value == value
+        and casts[value].out.is_dense
+        and fits(_of_halves(casts[value], product))
+    }
+
+
+def _of_halves(cast: Step, product: Step) -> Step:
+    """The product with the weights that ``cast`` converts."""
+    x, _, *bias = product.srcs
+    return product._replace(srcs=(x, cast.srcs[0], *bias), choice=None)
+
+
+def _multiplies_some_rows(step: Step) -> bool:
+    """Whether the step is a product in f32 of few enough rows to read weights of a half type as they lie."""
+    if step.op != "linear" or step.srcs[1].dtype.name != "f32":
+        return False
+    return step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[1]
 
 
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:
