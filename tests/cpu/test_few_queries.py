@@ -40,10 +40,11 @@ def made(shape, dtype, seed):
     return np.random.default_rng(seed).standard_normal(shape).astype(TYPES[dtype])
 
 
-def check(q, k, v, mask, dtype, *, compiled=True, scale=0.2, soft_cap=0.0, causal=False, lines=False):
+def check(arrays, mask, dtype, *, compiled=True, scale=0.2, soft_cap=0.0, causal=False, lines=False):
     """Compare; with ``lines`` keys and values lie as a cache holds them, (keys, groups, size)."""
     device = CpuDevice()
     inputs = {}
+    arrays = [*arrays, mask]
 
     def operand(name, data):
         if data is None:
@@ -54,13 +55,15 @@ def check(q, k, v, mask, dtype, *, compiled=True, scale=0.2, soft_cap=0.0, causa
         inputs[name] = data
         return node.transpose(0, 2, 1, 3) if turned else node
 
-    nodes = [operand(name, data) for name, data in zip("qkvm", (q, k, v, mask), strict=True)]
+    nodes = [operand(name, data) for name, data in zip("qkvm", arrays, strict=True)]
     with ow.Scheduler([device]) as scheduler:
         program = scheduler.build(ow.attention(*nodes, scale=scale, soft_cap=soft_cap, causal=causal))
         program.run(**{name: np.full_like(data, np.nan) for name, data in inputs.items()})
         got = np.asarray(program.run(**inputs)).astype(np.float64)
     assert ("attention" in {key[0] for *_, key in device.artefacts}) == compiled
-    np.testing.assert_allclose(got, defined(q, k, v, mask, scale, soft_cap), atol=LIMITS[dtype], rtol=LIMITS[dtype])
+    q, k, v, _ = arrays
+    want = defined(q, k, v, mask, scale, soft_cap)
+    np.testing.assert_allclose(got, want, atol=LIMITS[dtype], rtol=LIMITS[dtype])
 
 
 def operands(batch, groups, heads, tokens, keys, size, out, dtype):
@@ -93,7 +96,7 @@ def test_any_shape_mask_and_layout(data):
     kind = draw("none", *shapes)
     mask = None if kind == "none" else hidden(shapes[kind], dtype)
     causal = tokens == 1 and draw(False, True)
-    check(*arrays, mask, dtype, soft_cap=draw(0.0, 3.0), causal=causal, lines=draw(False, True))
+    check(arrays, mask, dtype, soft_cap=draw(0.0, 3.0), causal=causal, lines=draw(False, True))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -105,23 +108,22 @@ def test_any_shape_mask_and_layout(data):
 )  # fmt: skip
 def test_on_both_sides_of_each_limit(heads, tokens, size, out, compiled, dtype):
     arrays = operands(1, 2, heads, tokens, 300, size, out, dtype)
-    check(*arrays, hidden((tokens, 300), dtype), dtype, compiled=compiled)
+    check(arrays, hidden((tokens, 300), dtype), dtype, compiled=compiled)
 
 
 def test_threads_take_stretches_of_keys(monkeypatch):
     monkeypatch.setattr(THREADS, "cores", 3)
     monkeypatch.setattr(COMPILED_WORK, "value", 1 << 8)
     for keys in (257, 768, 1999):
-        check(*operands(1, 1, 4, 1, keys, 64, 64, "f16"), hidden((1, keys), "f16"), "f16")
+        check(operands(1, 1, 4, 1, keys, 64, 64, "f16"), hidden((1, keys), "f16"), "f16")
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", ["q", "k", "v", "mask"])
 def test_infinities_and_nan_reach_what_they_do_by_definition(where, value):
-    arrays = dict(zip("qkv", operands(1, 2, 2, 2, 600, 16, 16, "f32"), strict=True))
-    arrays["mask"] = hidden((1, 4, 2, 600), "f32")
-    arrays[where][0, 1, 1, 5] = value
-    check(*arrays.values(), "f32")
+    arrays, mask = operands(1, 2, 2, 2, 600, 16, 16, "f32"), hidden((1, 4, 2, 600), "f32")
+    dict(zip(("q", "k", "v", "mask"), (*arrays, mask), strict=True))[where][0, 1, 1, 5] = value
+    check(arrays, mask, "f32")
 
 
 @pytest.mark.parametrize("keys", [5, 600])
@@ -129,4 +131,4 @@ def test_a_query_of_which_all_keys_are_hidden_gives_nan_and_no_other_does(keys):
     mask = np.zeros((3, keys), np.float32)
     mask[1] = -np.inf
     mask[2, : keys // 2] = -np.inf
-    check(*operands(1, 1, 2, 3, keys, 16, 16, "f32"), mask, "f32")
+    check(operands(1, 1, 2, 3, keys, 16, 16, "f32"), mask, "f32")

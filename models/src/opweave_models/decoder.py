@@ -115,7 +115,8 @@ def mixture(config: Config, w: Weights, i: int, h: ow.Tensor) -> ow.Tensor:
         chosen = chosen / ow.sum(chosen, -1, keepdims=True)
     up, gate = (ow.expert_linear(x, w[f"blk.{i}.ffn_{name}_exps.weight"], ids) for name in ("up", "gate"))
     each = ow.expert_linear(gated(config, up, gate), w[f"blk.{i}.ffn_down_exps.weight"], ids)
-    return ow.sum(each * ow.expand_dims(chosen, -1), 1).reshape(h.shape)
+    # The shares first: nodes run in the order of operands, and the ids then are known before any weights are read.
+    return ow.sum(ow.expand_dims(chosen, -1) * each, 1).reshape(h.shape)
 
 
 def normed(config: Config, w: Weights, name: str, x: ow.Tensor) -> ow.Tensor:

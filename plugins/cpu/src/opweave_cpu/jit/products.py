@@ -14,12 +14,12 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import prefetch
-from opweave_cpu.jit.vectors import LANES, Vector, fma
+from opweave_cpu.jit.vectors import LANES, TYPES, Vector, fma, load
 from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
 from opweave_cpu.jit.writer import Writer, takes
 from opweave_cpu.tunables import COMPILED_ROWS, limit
 
-__all__ = ["bind_decoding", "fits", "is_decoded", "prepare_product"]
+__all__ = ["bind_decoding", "bind_expert_product", "fits", "fits_experts", "is_decoded", "prepare_product"]
 
 MOST_PASS: Final = limit("product_pass_rows", 8, 1, 8, bounds=(1, 8))
 """Rows that are multiplied in one pass over some rows of weights."""
@@ -132,6 +132,42 @@ def _sums(
     return totals
 
 
+def fits_experts(step: Step) -> bool:
+    """Whether `bind_expert_product` takes a step: a few rows, and plain weights that are read as they lie."""
+    x, w, ids = step.srcs
+    if not 0 < ids.size <= COMPILED_ROWS.value or w.shape[2] % LANES or not w.dtype.is_float:
+        return False
+    args = step.out, x, w
+    return all(arg.strides[-1] == arg.dtype.itemsize and takes(arg, wide=False) for arg in args)
+
+
+def bind_expert_product(stream: Stream, out: Arg, x: Arg, w: Arg, ids: Arg) -> Call:
+    """The call of ``expert_linear``, each row by itself, with ids that exist."""
+    outputs, inputs = w.shape[1:]
+    shared = x.shape[1] == 1
+    strides = (
+        (0, 0, *w.strides[1:]),
+        (x.strides[0], 0 if shared else x.strides[1], 0, x.strides[2]),
+        (*ids.strides, 0, 0),
+        (*out.strides, 0),
+    )
+    kinds = [arg.dtype.name for arg in (w, x, ids, out)]
+    code = stream.artefact(("expert product", *kinds), partial(_expert_product, *kinds))
+    walk = Walk((*ids.shape, outputs, inputs), strides, 3)
+    return bind_walk(stream, code, walk, [w, x, ids, out], [w.strides[0]], work=3)
+
+
+def _expert_product(weights: str, of: str, picks: str, into: str) -> MachineCode:
+    sources = [Operand(name, as_dtype(name).itemsize) for name in (weights, of)]
+    writer = Writer(4, [*sources, Operand(picks, 0), Operand(into, 0)])
+    code, expert = writer.code, writer.integer()
+    with writer.rows() as (w, x, ids, out):
+        number = code.sext(load(code, TYPES[picks], ids), _I64) if picks == "i32" else load(code, _I64, ids)
+        place = code.add(w, code.mul(number, expert))
+        writer.write_one(3, out, _sums(writer, as_dtype(weights), [place, x], 1, range(1))[0, 0])
+    return MachineCode(writer.end())
+
+
 def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Vector]]]:
     """Writes a loop over the blocks, or vectors, of rows of weights, which are operands 0, 1, ...: gives the index of
     some values in their row, and these values of each row."""
@@ -140,7 +176,7 @@ def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tup
         with writer.loop(_I64(0), writer.length, LANES) as i:
             # The processor itself prefetches the rows that come next too late, except those of half types.
             for k, row in enumerate(rows if weights is _F32 else ()):
-                ahead = code.add(row, writer.strides[k][0])
+                ahead = code.add(row, writer.strides[k][-2])
                 prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))
             yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
         return

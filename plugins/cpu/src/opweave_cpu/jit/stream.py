@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CompilingStream"]
 
+_PRODUCTS = frozenset({"linear", "expert_linear"})
+"""Products whose weights may be of a half type that a step before them converts."""
+
 
 class CompilingStream(CpuStream):
     """Runs kernels as `CpuStream`, but chains of pointwise steps, and single ones for which NumPy makes several passes,
@@ -61,19 +64,24 @@ class CompilingStream(CpuStream):
             kinds = {} if group.kernel is not None else _kinds(group.steps)
             found = [kind.kernel for kind in kinds.values()]
             return super()._bind(group._replace(kernel=found[0]) if found else group)
-        if group.steps[-1].op == "linear":
+        if group.steps[-1].op in _PRODUCTS:
             return self._bind_widened(*group.steps)
         from opweave_cpu.jit.pointwise import bind_chain
 
         return bind_chain(self, group.steps)
 
     def _bind_widened(self, cast: Step, product: Step) -> Call:
-        from opweave_cpu.jit.products import prepare_product
-
         step = _of_halves(cast, product)
-        args = (*step.srcs, step.out)
-        key = "halves", product.choice, *[(arg.dtype.name, arg.strides) for arg in args]
-        call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
+        if step.op == "expert_linear":
+            from opweave_cpu.kernels.experts import expert_linear_of_few_rows
+
+            call = expert_linear_of_few_rows(self, step.op, step.out, *step.srcs)
+        else:
+            from opweave_cpu.jit.products import prepare_product
+
+            args = (*step.srcs, step.out)
+            key = "halves", product.choice, *[(arg.dtype.name, arg.strides) for arg in args]
+            call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
         # Somebody else may read what is converted, in a group of his own: then it has memory.
         return call if cast.out.buffer is None else in_turn([self._bind(Group((cast,))), call])
 
@@ -139,7 +147,7 @@ def _widened(steps: Sequence[Step]) -> Mapping[int, Step]:
     }
     if not casts or not has_fma():
         return {}
-    from opweave_cpu.jit.products import fits
+    from opweave_cpu.jit.products import fits, fits_experts
 
     readers: dict[int, list[Step]] = {}
     for step in steps:
@@ -153,21 +161,21 @@ def _widened(steps: Sequence[Step]) -> Mapping[int, Step]:
         and _multiplies_some_rows(product)
         and product.srcs[1].value == value
         and casts[value].out.is_dense
-        and fits(_of_halves(casts[value], product))
+        and (fits if product.op == "linear" else fits_experts)(_of_halves(casts[value], product))
     }
 
 
 def _of_halves(cast: Step, product: Step) -> Step:
     """The product with the weights that ``cast`` converts."""
-    x, _, *bias = product.srcs
-    return product._replace(srcs=(x, cast.srcs[0], *bias), choice=None)
+    x, _, *others = product.srcs
+    return product._replace(srcs=(x, cast.srcs[0], *others), choice=None)
 
 
 def _multiplies_some_rows(step: Step) -> bool:
     """Whether the step is a product in f32 of few enough rows to read weights of a half type as they lie."""
-    if step.op != "linear" or step.srcs[1].dtype.name != "f32":
+    if step.op not in _PRODUCTS or step.srcs[1].dtype.name != "f32":
         return False
-    return step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[1]
+    return step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
 
 
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:

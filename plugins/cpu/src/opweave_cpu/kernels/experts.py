@@ -15,6 +15,7 @@ from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.precision import Precision
 from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
+from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.indexing import id_check
 from opweave_cpu.kernels.integer_products import TYPES, why_no_integers
 from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
@@ -49,6 +50,23 @@ def _expert_workspace(step: Step) -> Arrays:
     (_, w, ids), dtype = step.srcs, compute_dtype(step.out.dtype)
     rows = longest(_tiles(w, ids)) if must_pack(w, dtype) else 0
     return {**_rows_scratch(step, dtype), "weights": (dtype, (rows, w.shape[2]))}
+
+
+def _why_not_few(step: Step) -> str | None:
+    reason = why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.compiler import has_fma
+    from opweave_cpu.jit.products import fits_experts
+
+    return None if has_fma() and fits_experts(step) else "it takes a few rows, and weights in whole vectors"
+
+
+@KERNELS("expert_linear", dtypes="f32 f16 bf16", when=_why_not_few)
+def expert_linear_of_few_rows(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg) -> Call:
+    from opweave_cpu.jit.products import bind_expert_product
+
+    return in_turn([id_check(ids.view, w.shape[0], op), bind_expert_product(stream, out, x, w, ids)])
 
 
 @KERNELS("expert_linear", dtypes=NUMBERS, when=needs_dense_output, workspace=_expert_workspace)
