@@ -44,15 +44,16 @@ class Recorded:
 
     Args:
         during: what a part does, by its number.
+        wakes: as of `Parts`.
     """
 
-    def __init__(self, during: Callable[[int], object] = lambda number: None) -> None:
+    def __init__(self, during: Callable[[int], object] = lambda number: None, *, wakes: bool = True) -> None:
         self.threads: dict[int, int] = {}
         self._during = during
         self._kernel = KERNEL(self._do)
         address = ctypes.cast(self._kernel, ctypes.c_void_p).value
         assert address is not None
-        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(3)]).run
+        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(3)], wakes=wakes).run
 
     def _do(self, address: int) -> None:
         number = ctypes.c_int64.from_address(address).value
@@ -161,3 +162,18 @@ def test_the_pool_of_the_process_serves_runs_without_one() -> None:
     kernel.run()
     assert sorted(kernel.threads) == [0, 1, 2]
     assert THREADS.pool().size >= 2
+
+
+def test_a_small_kernel_calls_nobody_and_shares_with_those_who_wait(
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "_polls", lambda: 1 << 40)  # they wait for ever
+    alone = Recorded(wakes=False)
+    alone.run()
+    assert set(alone.threads.values()) == {threading.get_ident()}
+    together, again = threading.Barrier(3), threading.Barrier(3)
+    Recorded(lambda number: together.wait(timeout=30)).run()
+    kernel = Recorded(lambda number: again.wait(timeout=30), wakes=False)
+    kernel.run()
+    assert len(set(kernel.threads.values())) == 3
+    pool.spread([lambda: None] * 3)

@@ -59,10 +59,12 @@ class Parts:
     Args:
         address: of the function.
         arguments: arrays of words; the first one is for the thread that calls.
+        wakes: threads that are away are called; else those that wait from an earlier kernel take part.
     """
 
-    def __init__(self, address: int, arguments: Sequence[bytes]) -> None:
+    def __init__(self, address: int, arguments: Sequence[bytes], *, wakes: bool) -> None:
         self._arguments: Final = arguments
+        self._wakes: Final = wakes
         self._address: Final = address
         _run(), _polls()  # compiled now, not when the first kernel runs
         self._team: Team | None = None
@@ -80,7 +82,8 @@ class Parts:
             arguments = [ctypes.addressof(buffer) for buffer in self._kept]
             given = (team.address, team.count, _yield_address(), self._address, len(arguments), *arguments)
             self._words, self._team = (ctypes.c_int64 * len(given))(*given), team
-        team.gather(len(self._arguments) - 1)
+        if self._wakes:
+            team.gather(len(self._arguments) - 1)
         _run().releasing(self._words)
 
 

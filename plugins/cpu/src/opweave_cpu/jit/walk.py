@@ -21,6 +21,10 @@ __all__ = ["Operand", "Prepared", "Walk", "bind_walk", "moved", "walk_over"]
 HOLDING_WORK: Final = limit("holding_work", 1 << 13, 1, 1 << 20)
 """Elementary operations up to which a kernel keeps the interpreter's lock."""
 
+SHARED_WORK: Final = limit("shared_work", 1 << 16, 1, 1 << 23)
+"""Elementary operations from which on a kernel is shared with threads that wait anyway: more than handing a part over
+takes. `COMPILED_WORK` says from when on they are woken."""
+
 DIVIDED_AXIS: Final = limit("divided_axis", 8, 1, 256)
 """Length from which on the first axis is divided between threads; else the longest one is."""
 
@@ -131,7 +135,7 @@ class Prepared:
         starts, slots = [arg.address for arg in args], self._slots
         if self._numbers is not None:
             starts = list(map(starts.__getitem__, self._numbers))
-        count = workers_of(stream) if self._is_divisible and self._work >= COMPILED_WORK.value else 1
+        count = workers_of(stream) if self._is_divisible and self._work >= SHARED_WORK.value else 1
         parts = []
         for words in self._divided.get(count) or self._divide(count):
             own = words.copy()
@@ -143,7 +147,7 @@ class Prepared:
 
     def _call(self, parts: Sequence[bytes]) -> Call:
         if len(parts) > 1:
-            return Parts(self._code.address, parts).run
+            return Parts(self._code.address, parts, wakes=self._work >= COMPILED_WORK.value).run
         return partial(self._code.holding if self._work <= HOLDING_WORK.value else self._code.releasing, parts[0])
 
     def _divide(self, count: int) -> list[list[int]]:
