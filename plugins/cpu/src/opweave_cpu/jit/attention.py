@@ -1,5 +1,6 @@
-"""Attention of a few queries over many keys, which are read once and where they lie, in their own type.
+"""Attention: all of it for a few queries, and for more of them what lies between the products of BLAS.
 
+For a few queries, keys and values are read once, where they lie, in their own type.
 The keys are cut into stretches, each of which some thread takes for all queries of a group: scores, their largest one,
 shares and sums of values, as in T. Dao et al., "Flash-Decoding for long-context inference", 2023. A second kernel adds
 up the sums of the stretches. Scores are computed for `LANES` pairs of a query and a key at a time: lane r · n + j is
@@ -19,12 +20,12 @@ from llvmlite import ir
 from opweave.contract import Arg, Call, Stream
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.functions import exp, larger, tanh
-from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, store, vector_type
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["STRETCH", "bind_attention", "padded", "stretches"]
+__all__ = ["STRETCH", "bind_attention", "bind_shares", "bind_widened", "padded", "stretches"]
 
 STRETCH: Final = 256
 """Keys of a stretch at most: beside so many, storing the sums of their values takes no time."""
@@ -314,4 +315,94 @@ def _added(form: _Form) -> MachineCode:
                     value = Vector(code, load(code, vector, place), "f32")
                     result.set(fma(writer.splat(share, "f32"), value, result.get()))
                 writer.write(2, row, i, result.get() / weight)
+    return MachineCode(writer.end())
+
+
+# --- between products -----------------------------------------------------------------------------------------------
+
+
+def bind_widened(stream: Stream, out: Arg, x: Arg, *, alone: bool) -> Call:
+    """The call that copies ``x`` to ``out``, f32, both of three axes; with ``alone`` in the thread that makes it."""
+    walk = Walk(x.shape, (x.strides, out.strides), 0 if alone else 2)
+    operands = walk.operands([x, out])
+    code = stream.artefact(("widened", operands), partial(_widened, operands))
+    return bind_walk(stream, code, walk, [x, out], work=2)
+
+
+def _widened(operands: tuple[Operand, ...]) -> MachineCode:
+    writer = Writer(3, operands)
+    with writer.rows() as (x, out):
+        writer.elements(lambda i, mask, _: writer.write(1, out, i, writer.read(0, x, i, mask), mask), 4)
+    return MachineCode(writer.end())
+
+
+def bind_shares(
+    stream: Stream,
+    scores: Arg,
+    mask: Arg | None,
+    behind: Arg | None,
+    state: Sequence[Arg],
+    soft_cap: float,
+    *,
+    alone: bool,
+) -> Call:
+    """The call that carries a softmax on over a tile of scores, f32 (groups, heads, tokens, keys), in place.
+
+    Args:
+        mask, behind: of the same shape: what is added to scores, and bool, which keys are hidden.
+        state: f32 (groups, heads, tokens, 1): the largest score so far, the sum of the shares, and what is written: the
+            factor by which sums so far are multiplied, as they are relative to the largest score.
+        soft_cap: if not 0, scores s become soft_cap · tanh(s / soft_cap), and ``scores`` is given s / soft_cap.
+        alone: in the thread that makes the call.
+    """
+    optional = [arg for arg in (mask, behind) if arg is not None]
+    strides = [*[arg.strides for arg in (scores, *optional)], *[(*arg.strides[:3], 0) for arg in state]]
+    walk = Walk(scores.shape, tuple(strides), 0 if alone else 3)
+    args = [scores, *optional, *state]
+    key = walk.operands(args), mask is not None, behind is not None, bool(soft_cap)
+    code = stream.artefact(("shares", key), partial(_shares, *key))
+    return bind_walk(stream, code, walk, args, [soft_cap] if soft_cap else [], work=24)
+
+
+def _shares(operands: tuple[Operand, ...], masked: bool, hides: bool, capped: bool) -> MachineCode:
+    writer = Writer(4, operands)
+    code, hidden = writer.code, writer.number(-np.inf, "f32")
+    cap = writer.scalar().to("f32") if capped else None
+    with writer.rows() as rows:
+        scores, (largest, total, factor) = rows[0], rows[-3:]
+        tops = [writer.cell(hidden) for _ in range(4)]
+
+        def score(i: Any, mask: Any, part: int) -> None:
+            value = writer.read(0, scores, i, mask)
+            if cap is not None:
+                value = tanh(value) * cap
+            if masked:
+                value = value + writer.read(1, rows[1], i, mask)
+            if hides:
+                value = select(writer.read(1 + masked, rows[1 + masked], i, mask), -np.inf, value)
+            writer.write(0, scores, i, value, mask)
+            if mask is not None:
+                value = select(Vector(code, mask, "bool"), value, -np.inf)
+            tops[part].set(larger(tops[part].get(), value))
+
+        writer.elements(score, 4)
+        a, b, c, d = [cell.get() for cell in tops]
+        first = len(operands) - 3
+        before = writer.read(first, largest, _I64(0))
+        best = larger(before, writer.extreme(larger(larger(a, b), larger(c, d)), "maximum"))
+        sums = [writer.cell(writer.number(0.0, "f32")) for _ in range(4)]
+
+        def share(i: Any, mask: Any, part: int) -> None:
+            value = exp(writer.read(0, scores, i, mask) - best)
+            writer.write(0, scores, i, value, mask)
+            if mask is not None:
+                value = select(Vector(code, mask, "bool"), value, 0.0)
+            sums[part].set(sums[part].get() + value)
+
+        writer.elements(share, 4)
+        a, b, c, d = [cell.get() for cell in sums]
+        less = exp(before - best)
+        weight = fma(writer.read(first + 1, total, _I64(0)), less, writer.total((a + b) + (c + d)))
+        for k, (place, value) in enumerate(((largest, best), (total, weight), (factor, less)), first):
+            writer.write_one(k, place, value)
     return MachineCode(writer.end())

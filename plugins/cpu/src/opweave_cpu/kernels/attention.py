@@ -5,7 +5,7 @@ Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -15,13 +15,13 @@ import numpy as np
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
+from opweave.graph.dtypes import as_dtype
 from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import Array, compute_dtype, constant, copies, for_rows, row_sums, window, worker_scratch
+from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
@@ -51,7 +51,7 @@ class _AttentionTiling:
     """How attention is cut into tiles. Axes are (batch, groups, heads of a group, tokens). A tile is some whole groups,
     some whole heads of one group, or some tokens of one head."""
 
-    def __init__(self, out: Arg, q: Arg, k: Arg, v: Arg, attrs: Mapping[str, Any]) -> None:
+    def __init__(self, out: Arg, q: Arg, k: Arg, v: Arg, rest: Sequence[Arg], attrs: Mapping[str, Any]) -> None:
         self.dtype = compute_dtype(q.dtype)
         batch, heads, tokens, size = q.shape
         groups, keys, values = k.shape[1], k.shape[2], v.shape[3]
@@ -73,6 +73,7 @@ class _AttentionTiling:
         several, scores, results = self.keys < keys, rows * self.keys, rows * values
         stores = out.dtype is not self.dtype or not out.is_dense
         self.workers = worker_count(len(self.jobs), work) if work >= ATTENTION_WORK.value else 1
+        self.compiles = self.dtype.name == "f32" and _compiles(q, k, v, *rest[: attrs["masked"]])
         self.scratch = worker_scratch(
             self.workers,
             self.dtype,
@@ -80,18 +81,50 @@ class _AttentionTiling:
             scores=scores,
             top=rows,
             weight=rows,
-            part=rows,
+            less=rows,
+            part=rows * (not self.compiles),
             total=results * stores,
-            higher=rows * several,
             products=results * several,
             sloped=scores if attrs["max_bias"] else 0,
             turned=scores if rows // together <= FEW_ROWS.value else 0,
             keys=together * self.keys * size * self.pack[0],
             values=together * self.keys * values * self.pack[1],
         )
+        if attrs["causal"]:
+            self.scratch["behind"] = as_dtype("bool"), (1, 2 * self._middle)
+
+    @property
+    def _middle(self) -> int:
+        return int(self.tokens + self.keys)
+
+    def line(self, behind: Array) -> Iterator[Call]:
+        """Calls that fill the line of which `behind` shows windows."""
+        yield partial(behind[0, : self._middle + 1].fill, False)
+        yield partial(behind[0, self._middle + 1 :].fill, True)
+
+    def line_start(self, tokens: int, keys: int, ahead: int) -> int:
+        """Where in the line the window for the first query begins, whose key 0 is ``ahead`` of the last that it
+        sees."""
+        # Beyond the ends of a tile the answer is the same all over.
+        return self._middle + max(-self._middle + tokens, min(ahead, self._middle - keys))
+
+    def behind(self, line: Array, tokens: int, keys: int, ahead: int) -> Array:
+        """Whether key j lies behind the last one that query i sees."""
+        start = self.line_start(tokens, keys, ahead)
+        return np.lib.stride_tricks.as_strided(line[0, start:], (tokens, keys), (-1, 1), writeable=False)
 
     def _packs(self, x: Arg) -> bool:
         return x.dtype is not self.dtype or not is_blas_matrix(x.shape, x.strides, x.dtype.itemsize)
+
+
+def _compiles(*args: Arg) -> bool:
+    """Whether compiled functions read all operands."""
+    if why_not() is not None:
+        return False
+    from opweave_cpu.jit.compiler import has_fma
+    from opweave_cpu.jit.writer import takes
+
+    return has_fma() and all(takes(arg, wide=False) for arg in args)
 
 
 def _why_not_few(step: Step) -> str | None:
@@ -104,15 +137,9 @@ def _why_not_few(step: Step) -> str | None:
         )
     if given["max_bias"] or len(rest) > given["masked"] or (given["causal"] and q.shape[2] > 1):
         return "it takes no slopes and no sinks, and causal attention of one token only"
-    reason = why_not()
-    if reason is not None:
-        return reason
-    from opweave_cpu.jit.compiler import has_fma
-    from opweave_cpu.jit.writer import takes
-
     args = (step.out, *step.srcs)
-    if not has_fma() or not all(takes(arg, wide=False) for arg in args):
-        return "the processor does not convert its type, or does not multiply and add at once"
+    if not _compiles(*args):
+        return why_not() or "the processor does not convert its type, or does not multiply and add at once"
     return None if all(arg.strides[-1] == q.dtype.itemsize for arg in args) else "elements of a row do not lie in line"
 
 
@@ -139,103 +166,198 @@ def attention_of_few_queries(
 
 
 def _workspace(step: Step) -> Arrays:
-    q, k, v, *_ = step.srcs
-    return _AttentionTiling(step.out, q, k, v, step.attrs).scratch
+    q, k, v, *rest = step.srcs
+    return _AttentionTiling(step.out, q, k, v, rest, step.attrs).scratch
 
 
 @KERNELS("attention", workspace=_workspace)
 def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: Arg, **given: Any) -> Call:
-    plan = _AttentionTiling(out, q, k, v, given)
-    scale, causal, max_bias, soft_cap = [given[name] for name in ("scale", "causal", "max_bias", "soft_cap")]
-    dtype, axes = plan.dtype, plan.axes
+    plan = _AttentionTiling(out, q, k, v, rest, given)
+    scale, causal, soft_cap = given["scale"], given["causal"], given["soft_cap"]
     tokens, keys = q.shape[2], k.shape[2]
-    queries, results = q.view.reshape(*axes, -1), out.view.reshape(*axes, -1)
-    all_keys, all_values = k.view, v.view
-    mask, sinks = optional_operands([arg.view for arg in rest], given["masked"])
-    mask = None if mask is None else mask.reshape(*axes, keys)
-    sinks = None if sinks is None else sinks.reshape(*axes[1:3], 1)
-    slopes = alibi_slopes(q.shape[1], max_bias).astype(dtype.numpy).reshape(*axes[1:3], 1, 1) if max_bias else None
-    factor = constant(scale / soft_cap if soft_cap else scale, dtype)
-    cap = constant(soft_cap, dtype) if soft_cap else None
-    lowest, hidden = constant(float(np.finfo(dtype.numpy).min), dtype), constant(-np.inf, dtype)
-    # The keys behind the last one that a query sees: a window of this line, which moves along with the query.
-    behind = np.arange(-plan.tokens - plan.keys, plan.tokens + plan.keys) > 0 if causal else None
-
-    # With all keys in one tile, compiled functions make one pass instead of six. Their threads are those of the jobs.
-    whole = sinks is None and plan.workers == 1
+    queries, results = q.view.reshape(*plan.axes, -1), out.view.reshape(*plan.axes, -1)
+    factor = constant(scale / soft_cap if soft_cap else scale, plan.dtype)
+    softmax = (_CompiledSoftmax if plan.compiles else _Softmax)(stream, plan, given, k, v, rest)
 
     def tile_calls(job: Job, worker: int) -> Iterator[Call]:
         n, (gs, hs, ts) = job
         shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
         groups, rows = shape[0], shape[1] * shape[2]
-        at = (n, gs, hs, ts)
-
-        def own(name: str, *lengths: int) -> Array:
-            return window(given[name].view[worker], (groups, *lengths))
-
-        some = own("queries", rows, queries.shape[-1])
-        yield partial(np.multiply, queries[at], factor, some.reshape(*shape, -1))
-        result = results[at]
+        own = partial(softmax.own, worker)
+        some = own("queries", groups, rows, queries.shape[-1])
+        yield partial(np.multiply, queries[n, gs, hs, ts], factor, some.reshape(*shape, -1))
+        result = results[n, gs, hs, ts]
         stores = "total" in given
-        total = own("total", rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
-        top, weight, part = (own(name, rows, 1) for name in ("top", "weight", "part"))
+        total = own("total", groups, rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
+        weight, less = own("weight", groups, rows, 1), own("less", groups, rows, 1)
+        yield from softmax.begin(job, worker)
         # The last key that the first query of the tile sees, and the first key that none of its queries sees.
         seen = keys - tokens + ts.start
         end = max(1, min(keys, seen + shape[2])) if causal else keys
         for first in range(0, end, plan.keys):
             ks = slice(first, min(first + plan.keys, end))
-            count = ks.stop - first
-            some_keys, some_values = all_keys[n, gs, ks], all_values[n, gs, ks]
-            right = own("keys", count, some_keys.shape[-1]) if plan.pack[0] else some_keys
-            values = own("values", count, some_values.shape[-1]) if plan.pack[1] else some_values
-            yield from copies((right, some_keys), (values, some_values))
-            scores = own("scores", rows, count)
-            yield from _products(some, right, scores, own("turned", count, rows) if "turned" in given else None)
-            if cap is not None:
-                yield partial(np.tanh, scores, scores)
-                yield partial(np.multiply, scores, cap, scores)
-            grid = scores.reshape(*shape, count)
-            if mask is not None:
-                sloped = None if slopes is None else own("sloped", rows, count).reshape(grid.shape)
-                yield from add_mask(grid, mask[(*at, ks)], None if slopes is None else slopes[gs, hs], sloped)
-            if behind is not None and ks.stop > seen + 1:
-                skip = max(0, seen + 1 - first)  # keys that every query of the tile sees
-                gone = _behind(behind, shape[2], count - skip, first + skip - seen)
-                yield partial(np.copyto, grid[..., skip:], hidden, where=gone)
-            compiled = None
-            if whole and end <= plan.keys:
-                compiled = _compiled_softmax(stream, given["scores"], worker, (groups, rows, count))
-            if compiled is not None:
-                yield compiled
-                yield partial(np.matmul, scores, values, total)
-                break
+            right, values = softmax.operands(n, gs, ks, worker)
+            yield from softmax.copies(n, gs, ks, worker)
+            scores = own("scores", groups, rows, ks.stop - first)
+            turned = own("turned", groups, ks.stop - first, rows) if "turned" in given else None
+            yield from _products(some, right, scores, turned)
+            yield from softmax.carry(job, ks, worker, first - seen if causal and ks.stop > seen + 1 else None)
             if first == 0:
-                sunk = None if sinks is None else sinks[gs, hs]
-                yield from _first_shares(scores, top, weight, part, shape, lowest, sunk)
                 yield partial(np.matmul, scores, values, total)
                 continue
-            add = row_sums(count, dtype.numpy)
-            higher, products = own("higher", rows, 1), own("products", rows, result.shape[-1])
-            yield partial(np.maximum.reduce, scores, -1, None, higher, True)
-            yield partial(np.maximum, higher, top, out=higher)
-            yield partial(np.subtract, scores, higher, scores)
-            yield partial(np.exp, scores, scores)
-            yield partial(add, scores, part)
-            # The sums so far are relative to the old maximum.
-            yield partial(np.subtract, top, higher, top)
-            yield partial(np.exp, top, top)
-            yield partial(np.multiply, weight, top, weight)
-            yield partial(np.add, weight, part, weight)
+            products = own("products", groups, rows, result.shape[-1])
             yield partial(np.matmul, scores, values, products)
-            yield partial(np.multiply, total, top, total)
+            yield partial(np.multiply, total, less, total)
             yield partial(np.add, total, products, total)
-            yield partial(np.copyto, top, higher)
-        if compiled is None:  # whose shares are divided already
-            yield partial(np.divide, total, weight, total)
+        yield partial(np.divide, total, weight, total)
         if stores:
             yield partial(np.copyto, result, total.reshape(result.shape), "unsafe")
 
     return for_rows(bind_workers(stream, plan.jobs, plan.workers, tile_calls), plan.keys)
+
+
+class _Softmax:
+    """What lies between the products of tiles, by NumPy: a softmax that is carried on from tile to tile.
+
+    Of each query it keeps the largest score so far, ``top``; ``weight``, the sum of the shares relative to it; and
+    ``less``, by which sums relative to the largest score before the last tile are multiplied.
+
+    Args:
+        given: the workspace, and the attributes.
+        rest: mask and sinks, as the step is given them.
+    """
+
+    def __init__(
+        self, stream: Stream, plan: _AttentionTiling, given: Mapping[str, Any], k: Arg, v: Arg, rest: Sequence[Arg]
+    ) -> None:
+        self._stream, self._plan, self._given = stream, plan, given
+        self._sources: Final = k, v
+        self.mask, sinks = optional_operands(rest, given["masked"])
+        dtype, (_, groups, heads, _) = plan.dtype, plan.axes
+        bias = given["max_bias"]
+        slopes = alibi_slopes(groups * heads, bias).astype(dtype.numpy).reshape(groups, heads, 1, 1) if bias else None
+        self._slopes: Final = slopes
+        self._shown: Final = None if self.mask is None else self.mask.view.reshape(*plan.axes, k.shape[2])
+        self._sinks: Final = None if sinks is None else sinks.view.reshape(groups, heads, 1, 1)
+        self._cap: Final = constant(given["soft_cap"], dtype) if given["soft_cap"] else None
+        self._lowest: Final = constant(float(np.finfo(dtype.numpy).min), dtype)
+        self._hidden: Final = constant(-np.inf, dtype)
+
+    def own(self, worker: int, name: str, *shape: int) -> Array:
+        """The first elements of an array of a worker."""
+        return window(self._given[name].view[worker], shape)
+
+    def operands(self, n: int, gs: slice, ks: slice, worker: int) -> list[Array]:
+        """Keys and values of a tile, as products read them."""
+        shapes = [(gs.stop - gs.start, ks.stop - ks.start, x.shape[3]) for x in self._sources]
+        return [
+            self.own(worker, name, *shape) if packs else x.view[n, gs, ks]
+            for name, x, shape, packs in zip(("keys", "values"), self._sources, shapes, self._plan.pack, strict=True)
+        ]
+
+    def copies(self, n: int, gs: slice, ks: slice, worker: int) -> Iterator[Call]:
+        """The calls that pack them."""
+        for target, x, packs in zip(self.operands(n, gs, ks, worker), self._sources, self._plan.pack, strict=True):
+            if packs:
+                yield partial(np.copyto, target, x.view[n, gs, ks], "unsafe")
+
+    def begin(self, job: Job, worker: int) -> Iterator[Call]:
+        """The calls that set what is kept to what it is before the first key."""
+        _, (gs, hs, ts) = job
+        shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start, 1)
+        top, weight = self.own(worker, "top", *shape), self.own(worker, "weight", *shape)
+        if "behind" in self._given:
+            yield from self._plan.line(self._given["behind"].view)
+        if self._sinks is None:
+            yield partial(top.fill, self._lowest)
+            yield partial(weight.fill, 0)
+            return
+        sinks = self._sinks[gs, hs]
+        # Where nothing is visible yet, -inf would be subtracted from -inf.
+        yield partial(np.maximum, sinks, self._lowest, out=top)
+        yield partial(np.subtract, sinks, top, weight)
+        yield partial(np.exp, weight, weight)
+
+    def carry(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
+        """The calls that make scores of a tile its shares.
+
+        Args:
+            ahead: the place of the first key, beside the last one that the first query sees; ``None``: all queries see
+                all keys.
+        """
+        yield from self._biased(job, ks, worker)
+        _, (gs, hs, ts) = job
+        count, shape = ks.stop - ks.start, (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start)
+        grid = self.own(worker, "scores", *shape, count)
+        if ahead is not None:
+            skip = max(0, 1 - ahead)  # keys that every query of the tile sees
+            gone = self._plan.behind(self._given["behind"].view, shape[2], count - skip, ahead + skip)
+            yield partial(np.copyto, grid[..., skip:], self._hidden, where=gone)
+        top, weight, less, part = (self.own(worker, name, *shape, 1) for name in ("top", "weight", "less", "part"))
+        yield partial(np.maximum.reduce, grid, -1, None, part, True)
+        yield partial(np.maximum, part, top, out=part)
+        yield partial(np.subtract, grid, part, grid)
+        yield partial(np.exp, grid, grid)
+        yield partial(np.subtract, top, part, less)
+        yield partial(np.exp, less, less)
+        yield partial(np.copyto, top, part)
+        yield partial(row_sums(count, grid.dtype), grid, part)
+        yield partial(np.multiply, weight, less, weight)
+        yield partial(np.add, weight, part, weight)
+
+    def _biased(self, job: Job, ks: slice, worker: int) -> Iterator[Call]:
+        """The calls that cap scores and add the mask."""
+        n, (gs, hs, ts) = job
+        shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start, ks.stop - ks.start)
+        grid = self.own(worker, "scores", *shape)
+        if self._cap is not None:
+            yield partial(np.tanh, grid, grid)
+            yield partial(np.multiply, grid, self._cap, grid)
+        if self._shown is not None:
+            slopes = None if self._slopes is None else self._slopes[gs, hs]
+            sloped = None if slopes is None else self.own(worker, "sloped", *shape)
+            yield from add_mask(grid, self._shown[n, gs, hs, ts, ks], slopes, sloped)
+
+
+class _CompiledSoftmax(_Softmax):
+    """The same by compiled functions, in the worker's thread if there are several workers."""
+
+    def _arg(self, worker: int, name: str, shape: Shape, offset: int = 0, strides: Shape | None = None) -> Arg:
+        array: Arg = self._given[name]
+        start = array.offset + worker * array.strides[0] + offset
+        return Arg(array.buffer, start, array.dtype, shape, strides or dense_strides(shape, array.dtype))
+
+    def copies(self, n: int, gs: slice, ks: slice, worker: int) -> Iterator[Call]:
+        from opweave_cpu.jit.attention import bind_widened
+
+        for name, x, packs in zip(("keys", "values"), self._sources, self._plan.pack, strict=True):
+            if packs:
+                shape = (gs.stop - gs.start, ks.stop - ks.start, x.shape[3])
+                start = n * x.strides[0] + gs.start * x.strides[1] + ks.start * x.strides[2]
+                source = Arg(x.buffer, x.offset + start, x.dtype, shape, x.strides[1:])
+                target = self._arg(worker, name, shape)
+                yield bind_widened(self._stream, target, source, alone=self._plan.workers > 1)
+
+    def carry(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
+        from opweave_cpu.jit.attention import bind_shares
+
+        n, (gs, hs, ts) = job
+        shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start, ks.stop - ks.start)
+        mask, behind, cap = self.mask, None, self._given["soft_cap"]
+        if self._slopes is not None:
+            yield from self._biased(job, ks, worker)
+            mask, cap = None, 0.0
+        if mask is not None:
+            batch, head, token, key = mask.strides
+            group = head * self._plan.axes[2]
+            start = n * batch + gs.start * group + hs.start * head + ts.start * token + ks.start * key
+            mask = Arg(mask.buffer, mask.offset + start, mask.dtype, shape, (group, head, token, key))
+        if ahead is not None:
+            start = self._plan.line_start(shape[2], shape[3], ahead)
+            behind = self._arg(0, "behind", shape, start, (0, 0, -1, 1))
+        scores = self._arg(worker, "scores", shape)
+        kept = [self._arg(worker, name, (*shape[:3], 1)) for name in ("top", "weight", "less")]
+        yield bind_shares(self._stream, scores, mask, behind, kept, cap, alone=self._plan.workers > 1)
 
 
 def _products(some: Array, keys: Array, scores: Array, turned: Array | None) -> Iterator[Call]:
@@ -253,40 +375,3 @@ def add_mask(scores: Array, mask: Array, slopes: Array | None, sloped: Array | N
         yield partial(np.multiply, mask, slopes, sloped)
         mask = sloped if sloped is not None else mask
     yield partial(np.add, scores, mask, scores)
-
-
-def _compiled_softmax(stream: Stream, scores: Arg, worker: int, shape: Shape) -> Call | None:
-    """The compiled softmax of the scores of a worker, if the stream has it for them."""
-    if not isinstance(stream, CpuStream):
-        return None
-    strides = dense_strides(shape, scores.dtype)
-    shares = Arg(scores.buffer, scores.offset + worker * scores.strides[0], scores.dtype, shape, strides)
-    return stream.bind_rows(Step("softmax", shares, (shares,), {"scale": 1.0}))
-
-
-def _first_shares(
-    scores: Array, top: Array, weight: Array, part: Array, shape: Shape, lowest: Array, sinks: Array | None
-) -> Iterator[Call]:
-    """Sets ``top`` to the largest scores, the scores to what they and ``top`` give, and ``weight`` to its sums."""
-    yield partial(np.maximum.reduce, scores, -1, None, top, True)
-    if sinks is not None:
-        yield partial(np.maximum, top.reshape(shape), sinks, out=top.reshape(shape))
-    # Where nothing is visible yet, -inf would be subtracted from -inf.
-    yield partial(np.maximum, top, lowest, out=top)
-    yield partial(np.subtract, scores, top, scores)
-    yield partial(np.exp, scores, scores)
-    yield partial(row_sums(scores.shape[-1], scores.dtype), scores, weight)
-    if sinks is not None:
-        yield partial(np.subtract, sinks, top.reshape(shape), part.reshape(shape))
-        yield partial(np.exp, part, part)
-        yield partial(np.add, weight, part, weight)
-
-
-def _behind(ones: Array, tokens: int, keys: int, ahead: int) -> Array:
-    """Whether key j lies behind the last one that query i sees, where key 0 is ``ahead`` of the last of query 0."""
-    middle = len(ones) // 2
-    (item,) = ones.strides
-    # Beyond the ends of a tile the answer is the same all over.
-    ahead = max(-middle + tokens, min(ahead, middle - keys))
-    start = middle + ahead
-    return np.lib.stride_tricks.as_strided(ones[start:], (tokens, keys), (-item, item), writeable=False)
