@@ -38,6 +38,7 @@ from opweave_cpu.jit.pointwise import is_worth_compiling
 from opweave_cpu.jit.rows import FORMS
 from opweave_cpu.jit.stream import CompilingStream
 from opweave_cpu.jit.supported import BLOCKS, ROWS
+from opweave_cpu.jit.writer import Writer
 from tests.support.interrupts import interrupted, needs_timer
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
@@ -405,6 +406,41 @@ def test_the_files_of_other_processes_are_searched_once_for_a_function(monkeypat
     code = compiler.MachineCode("no such function")
     assert not any(code.load(compiling=False) for _ in range(3))
     assert len(sought) == 1
+
+
+def test_functions_on_disk_are_found_without_writing_them_again(monkeypatch, tmp_path):
+    """Unless the code that writes them, or a limit that it reads, is another one."""
+    monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
+    written = []
+    end = Writer.end
+    monkeypatch.setattr(Writer, "end", lambda self: written.append(self) or end(self))
+    x, rows = ow.input("again", (300, 40)), np.random.default_rng(0).standard_normal((300, 40)).astype(np.float32)
+    y = ow.softmax(ow.gelu(x) * 3) + ow.linear(x[:4], ow.constant(rows[:40].astype(np.float16)))[:1]
+    want = None
+
+    def functions():
+        nonlocal want
+        written.clear()
+        with ow.Scheduler([CpuDevice()]) as scheduler:  # which has bound none of them before
+            got = scheduler.build(y).run({x: rows})
+        want = got if want is None else want
+        np.testing.assert_array_equal(got, want)
+        return len(written)
+
+    first = functions()
+    assert first >= 2
+    assert functions() == 0
+    limits = {one.name: one for one in CpuDevice().limits}
+    monkeypatch.setattr(limits["prefetched_bytes"], "value", limits["prefetched_bytes"].value * 2)
+    assert functions() == first
+    assert functions() == 0
+    monkeypatch.setattr(compiler, "_sources", lambda: "another version")
+    assert functions() == first
+
+
+def test_keys_without_a_value_of_their_own_are_not_looked_for(monkeypatch):
+    monkeypatch.setattr(compiler.target(), "cache", None)
+    assert compiler.recalled(("prepared", object()), lambda: 5) == 5
 
 
 def test_the_largest_chain_compiles_in_less_than_a_second(monkeypatch, tmp_path):

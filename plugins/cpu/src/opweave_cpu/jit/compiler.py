@@ -9,11 +9,12 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache, cached_property, partial
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakSet, finalize
 
@@ -22,9 +23,11 @@ from opweave.contract import Call
 from opweave.futures import Task
 from opweave.packages import pip_install
 from opweave.runtime.host.cache import FileCache
-from opweave_cpu.tunables import limit
+from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED, limit
 
-__all__ = ["CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "target", "why_not"]
+__all__ = [
+    "CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "recalled", "target", "why_not",
+]  # fmt: skip
 
 VARIABLE: Final = "OPWEAVE_CPU_JIT"
 """Environment variable: ``0`` leaves all work to NumPy."""
@@ -221,12 +224,13 @@ class MachineCode:
 
     Args:
         text: a module in LLVM IR, in which ``ENTRY`` stands for the name of the function.
+        name: what the function is called, and found by on disk; default: made from the text.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text: Final = text
+    def __init__(self, text: str, name: str = "") -> None:
+        self.text: Final = text
         self._target: Final = target()
-        self._name: Final = f"opweave_{sha256(f'{self._target.identity} {text}'.encode()).hexdigest()}"
+        self._name: Final = name or _name_of(text)
         self._address: int = 0
         self._sought = False
 
@@ -247,7 +251,7 @@ class MachineCode:
             if data is None:
                 if not compiling:
                     return False
-                data = here.compile(self._text.replace(f'@"{ENTRY}"', f'@"{self._name}"'))
+                data = here.compile(self.text.replace(f'@"{ENTRY}"', f'@"{self._name}"'))
                 here.cache.store(self._name, data)
             self._address = here.load(self._name, data)
         return True
@@ -273,6 +277,40 @@ class MachineCode:
         function.address = self._address  # stays in memory with it
         called: Callable[[Any], None] = function
         return called
+
+
+def recalled(key: Hashable, make: Callable[[], T]) -> T:
+    """What ``make`` returns. If that is a function which a process has compiled by this code before, then without
+    writing it in LLVM IR, which takes milliseconds: it is found on disk by its key.
+
+    Args:
+        key: all that the result depends on, beside the limits of this plugin.
+    """
+    described = repr(key)
+    if " at 0x" in described:  # of something that has no value, so that the key means nothing elsewhere
+        return make()
+    limits = [(one.name, one.value) for one in (*TUNABLES, *TUNABLES_OF_COMPILED, *limit)]
+    name = _name_of(f"{_sources()} {limits} {described}")
+    code: Any = MachineCode("", name)
+    if not code.load(compiling=False):
+        code = made = make()
+        if isinstance(made, MachineCode):
+            code = MachineCode(made.text, name)
+    found: T = code
+    return found
+
+
+@cache
+def _sources() -> str:
+    """A hash of all that writes functions: this package, and the core's operations."""
+    found = map(find_spec, ("opweave_cpu", "opweave.ops", "opweave.graph"))
+    folders = [Path(spec.origin).parent for spec in found if spec is not None and spec.origin is not None]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _name_of(what: str) -> str:
+    return f"opweave_{sha256(f'{target().identity} {what}'.encode()).hexdigest()}"
 
 
 class FirstRun:

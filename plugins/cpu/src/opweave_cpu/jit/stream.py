@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.opdef import OPS
-from opweave_cpu.jit.compiler import FirstRun, has_fma
+from opweave_cpu.jit.compiler import FirstRun, has_fma, recalled
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import calls_within, in_turn
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from opweave_cpu.jit.kinds import Kind
 
 __all__ = ["CompilingStream"]
+
+T = TypeVar("T")
 
 _PRODUCTS = frozenset({"linear", "expert_linear"})
 """Products whose weights may be of a half type that a step before them converts."""
@@ -84,6 +86,9 @@ class CompilingStream(CpuStream):
             call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
         # Somebody else may read what is converted, in a group of his own: then it has memory.
         return call if cast.out.buffer is None else in_turn([self._bind(Group((cast,))), call])
+
+    def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
+        return super().artefact(key, partial(recalled, key, make))
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         if not has_fma():
