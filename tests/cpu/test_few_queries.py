@@ -132,3 +132,39 @@ def test_a_query_of_which_all_keys_are_hidden_gives_nan_and_no_other_does(keys):
     mask[1] = -np.inf
     mask[2, : keys // 2] = -np.inf
     check(operands(1, 1, 2, 3, keys, 16, 16, "f32"), mask, "f32")
+
+
+@pytest.mark.parametrize("values", ["q8_0", "q4_0", "q6_k", "f16", "f32"])
+@pytest.mark.parametrize("keys", ["q8_0", "q4_0", "q5_1", "q4_k", "bf16"])
+@pytest.mark.parametrize(("heads", "count"), [(1, 9), (4, 300), (16, 257)])
+def test_keys_and_values_in_other_types_are_read_as_they_lie(keys, values, heads, count):
+    """Nothing is decoded, or converted, into memory."""
+    size = 256
+    q, k, v = operands(2, 1, heads, 1, count, size, size, "f32")
+    blocks = {}
+    for name, data, kind in (("k", k, keys), ("v", v, values)):
+        blocks[name] = data.astype(TYPES[kind]) if kind in TYPES else ow.quantize(data, kind)
+    leaves = ow.weights(blocks)
+    mask = hidden((1, count), "f32")
+    node = ow.attention(ow.input("q", q.shape), leaves["k"], leaves["v"], ow.input("mask", mask.shape), scale=0.2)
+    device = CpuDevice()
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(node)
+        nbytes = program.memory[device.name].temporaries
+        got = program.run(q=q, mask=mask)
+    assert nbytes < k.nbytes + 2 * 48 * q.nbytes
+    wide = [ow.dequantize(x) if kind not in TYPES else x for x, kind in ((blocks["k"], keys), (blocks["v"], values))]
+    np.testing.assert_allclose(got, defined(q, wide[0], wide[1], mask, 0.2, 0.0), atol=1e-5)
+
+
+def test_what_is_decoded_for_another_reader_too_is_right_for_both():
+    q, k, v = operands(1, 1, 2, 1, 40, 32, 32, "f32")
+    leaves = ow.weights({"k": ow.quantize(k, "q8_0"), "v": ow.quantize(v, "q8_0")})
+    wide = [ow.dequantize(leaves[name]) for name in "kv"]
+    with ow.Scheduler([CpuDevice()]) as scheduler:
+        program = scheduler.build([ow.attention(ow.input("q", q.shape), *wide), ow.sum(wide[0]), wide[1]])
+        got, total, values = program.run(q=q)
+    want = [ow.dequantize(ow.quantize(x, "q8_0")) for x in (k, v)]
+    np.testing.assert_allclose(got, defined(q, want[0], want[1], None, 32**-0.5, 0.0), atol=1e-5)
+    np.testing.assert_allclose(total, want[0].sum(), rtol=1e-4)
+    np.testing.assert_array_equal(values, want[1])

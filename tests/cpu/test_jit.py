@@ -411,9 +411,13 @@ def test_the_files_of_other_processes_are_searched_once_for_a_function(monkeypat
 def test_functions_on_disk_are_found_without_writing_them_again(monkeypatch, tmp_path):
     """Unless the code that writes them, or a limit that it reads, is another one."""
     monkeypatch.setattr(compiler.target(), "cache", FileCache("", "", tmp_path, checked=True))
-    written = []
-    end = Writer.end
-    monkeypatch.setattr(Writer, "end", lambda self: written.append(self) or end(self))
+    written, end = [], Writer.end
+
+    def counted(writer):
+        written.append(writer)
+        return end(writer)
+
+    monkeypatch.setattr(Writer, "end", counted)
     x, rows = ow.input("again", (300, 40)), np.random.default_rng(0).standard_normal((300, 40)).astype(np.float32)
     y = ow.softmax(ow.gelu(x) * 3) + ow.linear(x[:4], ow.constant(rows[:40].astype(np.float16)))[:1]
     want = None

@@ -575,18 +575,25 @@ class KVCache:
         computed = types.pop() if len(types) == 1 else f64 if f64 in types else f32
         computed = f32 if computed.is_quantized else computed
 
-        def written(cache: Tensor, new: Tensor) -> Tensor:
-            flat = new.transpose(0, 2, 1, 3).reshape(-1, *cache.shape[1:])
-            changed = ops.index_copy(cache, rows.reshape(-1), flat)
-            pool = (cache if before else changed)[:-1].reshape(count, room, *cache.shape[1:])[:, :reach]
+        def change(cache: Tensor, new: Tensor) -> Tensor:
+            return ops.index_copy(cache, rows.reshape(-1), new.transpose(0, 2, 1, 3).reshape(-1, *cache.shape[1:]))
+
+        caches = (self.keys[layer], k), (self.values[layer], v)
+        changed = [change(*each) for each in caches]
+
+        def seen(cache: Tensor, new: Tensor, written: Tensor) -> Tensor:
+            # Both are written before one is read: what decodes blocks then stands beside the attention that reads it.
+            version = cache if before else after(written, changed)
+            pool = version[:-1].reshape(count, room, *cache.shape[1:])[:, :reach]
             if n != count or (self._paged and not ring):
                 pool = ops.embedding(pool, table).reshape(n, -1, *cache.shape[1:])[:, :reach]
-            seen = pool.transpose(0, 2, 1, 3).astype(computed)
+            found = pool.transpose(0, 2, 1, 3).astype(computed)
             if not before:
-                return seen
-            return after(ops.concat([seen, new.astype(cache.dtype).astype(computed)], 2), [changed])
+                return found
+            return after(ops.concat([found, new.astype(cache.dtype).astype(computed)], 2), [written])
 
-        return written(self.keys[layer], k), written(self.values[layer], v)
+        keys, values = (seen(*each, written) for each, written in zip(caches, changed, strict=True))
+        return keys, values
 
     @staticmethod
     def _reads_before(ring: int, tokens: int, reach: int) -> bool:

@@ -9,7 +9,7 @@ that of query r and key j, where n is `LANES` by the number of queries, rounded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,8 @@ import numpy as np
 from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
+from opweave.graph.dtypes import DType, as_dtype
+from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.functions import exp, larger, tanh
 from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, vector_type
@@ -39,14 +41,17 @@ _I64: Final = ir.IntType(64)
 
 
 class _Form(NamedTuple):
-    """What a kernel is compiled for: heads of a group and tokens; elements of a key and of a value; their type; whether
-    there is a mask, and whether all queries share it; whether scores are capped."""
+    """What a kernel is compiled for: heads of a group and tokens; elements of a key and of a value; the types of all
+    but keys and values, of keys, and of values; whether there is a mask, and whether all queries share it; whether
+    scores are capped."""
 
     heads: int
     tokens: int
     size: int
     values: int
     dtype: str
+    of_keys: str
+    of_values: str
     masked: bool
     shared: bool
     capped: bool
@@ -89,14 +94,18 @@ def bind_attention(
     """The call of attention of at most `LANES` queries of each group, of sizes that are multiples of `LANES`.
 
     Args:
-        out, q, k, v, mask: f32, f16 or bf16, as of `opweave.attention`; elements of a row lie side by side.
+        out, q, k, v, mask: f32, f16 or bf16, as of `opweave.attention`; elements of a row lie side by side. Keys and
+            values may also be of other types than the queries, and in blocks that `opweave_cpu.jit.blocks` decodes.
         sums: memory for the sums of values, f32 (batch, groups, stretches, queries rounded up, values).
         largest: for the largest score and the sum of the shares, f32 (batch, groups, stretches, 2, `LANES`).
     """
     (batch, all_heads, tokens, size), groups, keys = q.shape, k.shape[1], k.shape[2]
-    heads, item = all_heads // groups, k.dtype.itemsize
+    heads, item = all_heads // groups, q.dtype.itemsize
     shared = mask is not None and not (mask.strides[1] and heads > 1) and not (mask.strides[2] and tokens > 1)
-    form = _Form(heads, tokens, size, v.shape[3], q.dtype.name, mask is not None, shared, bool(soft_cap))
+    form = _Form(
+        heads, tokens, size, v.shape[3], q.dtype.name, k.dtype.name, v.dtype.name, mask is not None, shared,
+        bool(soft_cap),
+    )  # fmt: skip
     length, count = stretches(keys)
 
     def rows(arg: Arg) -> tuple[int, int, int, int]:
@@ -138,8 +147,8 @@ def bind_attention(
 
 def _scores_and_sums(form: _Form) -> MachineCode:
     """The kernel of a stretch: the sums of its values by their shares, exp(score - largest), and of the shares."""
-    dtype, item = form.dtype, 2 if form.dtype != "f32" else _ITEM
-    writer = Writer(6, [Operand(dtype, item)] * (3 + form.masked) + [Operand("f32", _ITEM)] * 2)
+    types = [form.dtype, form.of_keys, form.of_values, *[form.dtype] * form.masked, "f32", "f32"]
+    writer = Writer(6, [Operand(name, as_dtype(name).itemsize) for name in types])
     code, keys = writer.code, writer.lengths[3]
     factor = writer.scalar().to("f32")
     cap = writer.scalar().to("f32") if form.capped else None
@@ -207,8 +216,7 @@ def _products(writer: Writer, form: _Form, k: Any, queries: Any, first: Any, lef
         number = _I64(j) if left is None else writer.code.select(code.icmp_signed("<", _I64(j), left), _I64(j), _I64(0))
         places.append(code.add(k, code.mul(code.add(first, number), along)))
     sums = [writer.cell(writer.number(0.0, "f32")) for _ in range(LANES)]
-    with writer.loop(_I64(0), _I64(form.size), LANES) as i:
-        keys = [writer.read(1, place, i) for place in places]
+    for i, keys in _in_vectors(writer, 1, form.of_keys, form.size, places):
         for r in range(form.rows):
             place = code.add(queries, code.mul(code.add(i, _I64(r * form.size)), _I64(_ITEM)))
             query = Vector(code, load(code, vector_type("f32"), place, VECTOR_BYTES), "f32")
@@ -216,6 +224,32 @@ def _products(writer: Writer, form: _Form, k: Any, queries: Any, first: Any, lef
                 cell = sums[r * form.keys + j]
                 cell.set(fma(query, key, cell.get()))
     return _totals(code, [cell.get().value for cell in sums])
+
+
+def _in_vectors(
+    writer: Writer, k: int, kind: str, size: int, rows: Sequence[Any]
+) -> Iterator[tuple[Any, list[Vector]]]:
+    """Writes a loop over rows of operand ``k``: gives the index of some values in their row, and these values of each
+    row."""
+    dtype = as_dtype(kind)
+    if dtype.is_float:
+        with writer.loop(_I64(0), _I64(size), LANES) as i:
+            yield i, [writer.read(k, row, i) for row in rows]
+        return
+    code = writer.code
+    with writer.loop(_I64(0), _I64(size), dtype.block) as i:
+        vectors = zip(*[_decoded(writer, dtype, row, i, 1) for row in rows], strict=True)
+        for n, values in enumerate(vectors):
+            yield code.add(i, _I64(n * LANES)), list(values)
+
+
+def _decoded(writer: Writer, dtype: DType, row: Any, i: Any, count: int) -> Iterator[Vector]:
+    """The values of some blocks of a row, from value ``i`` on."""
+    code = writer.code
+    first = code.mul(code.udiv(i, _I64(dtype.block)), _I64(dtype.itemsize))
+    for n in range(count):
+        place = code.add(row, code.add(first, _I64(n * dtype.itemsize)))
+        yield from DECODERS[dtype.name](Block(writer, place))
 
 
 def _totals(code: Any, rows: Sequence[Any]) -> Vector:
@@ -256,8 +290,10 @@ def _over_keys(writer: Writer, form: _Form, x: Vector, fold: Callable[[Vector, V
 def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> None:
     """Code that stores the sums of the values of a stretch, each times its share, for each query."""
     code, keys, along = writer.code, writer.lengths[3], writer.strides[2][3]
-    vectors, vector = form.values // LANES, vector_type("f32")
-    columns = next(n for n in range(min(vectors, max(1, LANES // form.rows)), 0, -1) if vectors % n == 0)
+    vectors, vector, dtype = form.values // LANES, vector_type("f32"), as_dtype(form.of_values)
+    least = max(1, dtype.block // LANES)
+    most = max(least, min(vectors, LANES // form.rows))
+    columns = next(n for n in range(most, 0, -1) if vectors % n == 0 and n % least == 0)
     with writer.loop(_I64(0), _I64(form.rows * form.values), LANES) as i:
         store(code, ir.Constant(vector, None), code.add(sums, code.mul(i, _I64(_ITEM))))
     with writer.loop(_I64(0), keys, TOGETHER) as first:
@@ -272,7 +308,10 @@ def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> 
                 cells.append([writer.cell(Vector(code, load(code, vector, at), "f32")) for at in own])
             with writer.loop(first, end, 1) as j:
                 row = code.add(v, code.mul(j, along))
-                values = [writer.read(2, row, code.add(column, _I64(c * LANES))) for c in range(columns)]
+                if dtype.is_float:
+                    values = [writer.read(2, row, code.add(column, _I64(c * LANES))) for c in range(columns)]
+                else:
+                    values = list(_decoded(writer, dtype, row, column, columns // least))
                 tile, within = code.and_(j, _I64(-form.keys)), code.and_(j, _I64(form.keys - 1))
                 place = code.add(_tile_of(writer, form, shares, tile), code.mul(within, _I64(_ITEM)))
                 for r, of_row in enumerate(cells):

@@ -11,15 +11,24 @@ from llvmlite import ir
 
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType, as_dtype
+from opweave.graph.layout import dense_strides
 from opweave_cpu.jit.blocks import DECODERS, Block
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import prefetch
 from opweave_cpu.jit.vectors import LANES, TYPES, Vector, fma, load
-from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk
+from opweave_cpu.jit.walk import Operand, Prepared, Walk, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, takes
 from opweave_cpu.tunables import COMPILED_ROWS, limit
 
-__all__ = ["bind_decoding", "bind_expert_product", "fits", "fits_experts", "is_decoded", "prepare_product"]
+__all__ = [
+    "bind_decoded",
+    "bind_decoding",
+    "bind_expert_product",
+    "fits",
+    "fits_experts",
+    "is_decoded",
+    "prepare_product",
+]
 
 MOST_PASS: Final = limit("product_pass_rows", 8, 1, 8, bounds=(1, 8))
 """Rows that are multiplied in one pass over some rows of weights."""
@@ -189,15 +198,24 @@ def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tup
 
 def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
     """The call that decodes rows of weights into the first rows of a dense array in f32."""
-    count, inputs = rows.stop - rows.start, w.shape[1]
-    some = Arg(w.buffer, w.offset + rows.start * w.strides[0], w.dtype, (count, inputs), w.strides)
-    walk = Walk((count, inputs), ((w.strides[0], 0), (inputs * _F32.itemsize, _F32.itemsize)), 1)
-    code = stream.artefact(("decoding", w.dtype.name), partial(_decoding, w.dtype))
-    return bind_walk(stream, code, walk, [some, values], work=2)
+    shape = rows.stop - rows.start, w.shape[1]
+    some = Arg(w.buffer, w.offset + rows.start * w.strides[0], w.dtype, shape, w.strides)
+    return bind_decoded(stream, Arg(values.buffer, values.offset, _F32, shape, dense_strides(shape, _F32)), some)
 
 
-def _decoding(weights: DType) -> MachineCode:
-    writer = Writer(2, [Operand(weights.name, weights.itemsize), Operand("f32", 4)])
+def bind_decoded(stream: Stream, out: Arg, x: Arg) -> Call:
+    """The call that decodes, or converts, ``x`` into ``out``, f32, whose elements of a row lie side by side, as do the
+    blocks of ``x``."""
+    lead = walk_over(x.shape[:-1], [x.strides[:-1], out.strides[:-1]])
+    strides = (*lead.strides[0], 0), (*lead.strides[1], _F32.itemsize)
+    walk = Walk((*lead.lengths, x.shape[-1]), strides, lead.divisible)
+    key = x.dtype.name, len(walk.lengths)
+    code = stream.artefact(("decoding", key), partial(_decoding, x.dtype, len(walk.lengths)))
+    return bind_walk(stream, code, walk, [x, out], work=2)
+
+
+def _decoding(weights: DType, axes: int) -> MachineCode:
+    writer = Writer(axes, [Operand(weights.name, weights.itemsize), Operand("f32", 4)])
     with writer.rows() as places:
         for i, (value,) in _values(writer, weights, places[:1]):
             writer.write(1, places[1], i, value)

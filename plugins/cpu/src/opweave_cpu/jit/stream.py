@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, has_fma, recalled
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
+from opweave_cpu.kernels.attention import attention_of_few_queries
+from opweave_cpu.kernels.experts import expert_linear_of_few_rows
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import calls_within, in_turn
 from opweave_cpu.tunables import COMPILED_ROWS
 
 if TYPE_CHECKING:
+    from opweave.contract.kernels import Kernel
     from opweave_cpu.jit.kinds import Kind
 
 __all__ = ["CompilingStream"]
 
 T = TypeVar("T")
 
-_PRODUCTS = frozenset({"linear", "expert_linear"})
-"""Products whose weights may be of a half type that a step before them converts."""
+_READERS: Final[Mapping[str, tuple[int, ...]]] = {"linear": (1,), "expert_linear": (1,), "attention": (1, 2)}
+"""Operations, and which of their sources they can read as a step before them finds them, which makes them f32."""
 
 
 class CompilingStream(CpuStream):
@@ -34,16 +39,17 @@ class CompilingStream(CpuStream):
         return False
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
-        widened = _widened(steps)
-        if widened:
-            done = set(map(id, widened.values()))
+        stored = _stored(steps)
+        if stored:
+            done = {id(before) for found in stored.values() for before in found.values()}
             steps = [step for step in steps if id(step) not in done]
         kinds = _kinds(steps)
         groups: list[Group] = []
         chained = {number for number, kind in kinds.items() if kind.chains}
         for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS.value):
-            if id(run[0]) in widened:
-                groups.append(Group((widened[id(run[0])], run[0])))
+            if id(run[0]) in stored:
+                before = stored[id(run[0])]
+                groups.append(Group((*before.values(), run[0]), _scratch_bytes(_as_stored(run[0], before))))
                 continue
             for chain in [run] if len(run) == 1 else _chains(run, kinds):
                 alone = self._alone(chain[0], kinds) if len(chain) == 1 else None
@@ -56,7 +62,7 @@ class CompilingStream(CpuStream):
 
     def _alone(self, step: Step, kinds: Mapping[int, Kind]) -> Single:
         kind = kinds.get(id(step))
-        chains = (kind is not None and kind.chains) or _multiplies_some_rows(step)
+        chains = (kind is not None and kind.chains) or _may_read(step) or step.op == "dequantize"
         if kind is not None and kind.kernel is not None:
             return Single(kind.kernel, 0, chains)
         return Single(None if step.choice is None else step.choice.kernel, self.device._workspace(step), chains)
@@ -66,26 +72,27 @@ class CompilingStream(CpuStream):
             kinds = {} if group.kernel is not None else _kinds(group.steps)
             found = [kind.kernel for kind in kinds.values()]
             return super()._bind(group._replace(kernel=found[0]) if found else group)
-        if group.steps[-1].op in _PRODUCTS:
-            return self._bind_widened(*group.steps)
+        if group.steps[-1].op in _READERS:
+            return self._bind_stored(group)
         from opweave_cpu.jit.pointwise import bind_chain
 
         return bind_chain(self, group.steps)
 
-    def _bind_widened(self, cast: Step, product: Step) -> Call:
-        step = _of_halves(cast, product)
-        if step.op == "expert_linear":
-            from opweave_cpu.kernels.experts import expert_linear_of_few_rows
-
-            call = expert_linear_of_few_rows(self, step.op, step.out, *step.srcs)
-        else:
+    def _bind_stored(self, group: Group) -> Call:
+        *before, last = group.steps
+        of = {at: step for at, src in enumerate(last.srcs) for step in before if _is_same(step.out, src)}
+        step = _as_stored(last, of)
+        if step.op == "linear":
             from opweave_cpu.jit.products import prepare_product
 
             args = (*step.srcs, step.out)
-            key = "halves", product.choice, *[(arg.dtype.name, arg.strides) for arg in args]
+            key = "stored", last.choice, *[(arg.dtype.name, arg.strides) for arg in args]
             call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
-        # Somebody else may read what is converted, in a group of his own: then it has memory.
-        return call if cast.out.buffer is None else in_turn([self._bind(Group((cast,))), call])
+        else:
+            call = _kernel(step).bind(self, step, group.scratch)
+        # Somebody else may read what is made, in a group of his own: then it has memory.
+        others = [self._bind(Group((x,))) for x in before if x.out.buffer is not None]
+        return in_turn([*others, call]) if others else call
 
     def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
         return super().artefact(key, partial(recalled, key, make))
@@ -144,43 +151,64 @@ class CompilingStream(CpuStream):
                 self._warm(part)
 
 
-def _widened(steps: Sequence[Step]) -> Mapping[int, Step]:
-    """By ``id(step)`` of products of some rows: the step that converts its weights from a half type, if nothing else
-    reads them. The product then reads them as they lie, which is half of the bytes, once."""
-    casts = {
-        step.out.value: step for step in steps if step.op == "cast" and not step.live and step.srcs[0].dtype.is_half
-    }
-    if not casts or not has_fma():
+def _stored(steps: Sequence[Step]) -> Mapping[int, Mapping[int, Step]]:
+    """By ``id(step)`` of products of some rows and attention of few queries: the steps that convert, or decode, sources
+    which nothing else reads, by their positions. It then reads what these read, as it lies: fewer bytes, and once."""
+    makers = {
+        step.out.value: step
+        for step in steps
+        if step.op in ("cast", "dequantize") and not step.live and step.out.dtype.name == "f32" and step.out.is_dense
+        and (step.op == "dequantize" or step.srcs[0].dtype.is_half)
+    }  # fmt: skip
+    if not makers or not has_fma():
         return {}
-    from opweave_cpu.jit.products import fits, fits_experts
-
-    readers: dict[int, list[Step]] = {}
+    reads = Counter(src.value for step in steps for src in step.srcs)
+    found = {}
     for step in steps:
-        for src in step.srcs:
-            if src.value in casts:
-                readers.setdefault(src.value, []).append(step)
-    return {
-        id(product): casts[value]
-        for value, (product, *others) in readers.items()
-        if not others
-        and _multiplies_some_rows(product)
-        and product.srcs[1].value == value
-        and casts[value].out.is_dense
-        and (fits if product.op == "linear" else fits_experts)(_of_halves(casts[value], product))
-    }
+        if _may_read(step):
+            values = {at: step.srcs[at].value for at in _READERS[step.op]}
+            of = {at: makers[value] for at, value in values.items() if value in makers and reads[value] == 1}
+            if of and _reads(_as_stored(step, of)):
+                found[id(step)] = of
+    return found
 
 
-def _of_halves(cast: Step, product: Step) -> Step:
-    """The product with the weights that ``cast`` converts."""
-    x, _, *others = product.srcs
-    return product._replace(srcs=(x, cast.srcs[0], *others), choice=None)
+def _as_stored(step: Step, before: Mapping[int, Step]) -> Step:
+    """The step with what the steps before it read in the place of what they make."""
+    srcs = [before[at].srcs[0] if at in before else src for at, src in enumerate(step.srcs)]
+    return step._replace(srcs=tuple(srcs), choice=None)
 
 
-def _multiplies_some_rows(step: Step) -> bool:
-    """Whether the step is a product in f32 of few enough rows to read weights of a half type as they lie."""
-    if step.op not in _PRODUCTS or step.srcs[1].dtype.name != "f32":
+def _is_same(a: Arg, b: Arg) -> bool:
+    return a.buffer is b.buffer and a.offset == b.offset and (a.buffer is not None or a.value == b.value)
+
+
+def _may_read(step: Step) -> bool:
+    """Whether the step may be one of those that read sources as they are stored: f32, with few rows."""
+    if step.op not in _READERS or step.srcs[1].dtype.name != "f32":
         return False
+    if step.op == "attention":
+        return step.srcs[0].shape[2] <= COMPILED_ROWS.value
     return step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
+
+
+def _reads(step: Step) -> bool:
+    if step.op == "linear":
+        from opweave_cpu.jit.products import fits
+
+        return fits(step)
+    kernel = KERNELS.find(step)
+    return kernel is not None and kernel.factory in (attention_of_few_queries, expert_linear_of_few_rows)
+
+
+def _kernel(step: Step) -> Kernel:
+    kernel = KERNELS.find(step)
+    assert kernel is not None  # as `_reads` has found
+    return kernel
+
+
+def _scratch_bytes(step: Step) -> int:
+    return 0 if step.op == "linear" else _kernel(step).scratch(step).size
 
 
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:

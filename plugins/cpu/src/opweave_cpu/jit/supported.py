@@ -9,7 +9,8 @@ from opweave_cpu.tunables import limit
 __all__ = ["BLOCKS", "MOST_STEPS", "MOST_WORK", "ROWS", "VECTOR", "WRITES"]
 
 VECTOR: Final = 16
-"""Rows of weights in half types, or f32, are read as they lie if their length is a multiple of this."""
+"""Lanes of a vector. Rows of weights in half types, or f32, keys and values are read as they lie if their length is a
+multiple of this."""
 
 ROWS: Final = frozenset(
     {

@@ -135,7 +135,8 @@ class Prepared:
         starts, slots = [arg.address for arg in args], self._slots
         if self._numbers is not None:
             starts = list(map(starts.__getitem__, self._numbers))
-        count = workers_of(stream) if self._is_divisible and self._work >= SHARED_WORK.value else 1
+        least = min(SHARED_WORK.value, COMPILED_WORK.value)
+        count = workers_of(stream) if self._is_divisible and self._work >= least else 1
         parts = []
         for words in self._divided.get(count) or self._divide(count):
             own = words.copy()

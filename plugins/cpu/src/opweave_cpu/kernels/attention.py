@@ -20,7 +20,8 @@ from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.jit.compiler import why_not
-from opweave_cpu.kernels.table import KERNELS
+from opweave_cpu.jit.supported import BLOCKS, VECTOR
+from opweave_cpu.kernels.table import KERNELS, QUANTIZED
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
@@ -37,12 +38,11 @@ FEWEST_KEYS: Final = limit("attention_keys", 256, 1, 1 << 14)
 FEW_ROWS: Final = limit("attention_few_rows", 8, 1, 256)
 """Up to so many queries of a group BLAS is faster with the keys on the left, although that transposes the scores."""
 
-FEW_QUERIES: Final = 16
-"""Queries of a group at most, and the number of which sizes are multiples, for compiled functions that read keys and
-values once: the lanes of a vector."""
+FEW_QUERIES: Final = limit("few_queries", 16, 1, 16, bounds=(1, 16))
+"""Queries of a group up to which compiled functions read keys and values once: no more than a vector has lanes."""
 
-MOST_ELEMENTS: Final = 512
-"""Of a key and of a value, for compiled functions, which keep the queries of a group in the first-level cache."""
+MOST_ELEMENTS: Final = limit("few_queries_elements", 512, 16, 512, bounds=(1, 512))
+"""Elements of a key, and of a value, up to which they do: the queries of a group stay in the first-level cache."""
 
 Job = tuple[int, Cut]
 
@@ -124,23 +124,29 @@ def _compiles(*args: Arg) -> bool:
     from opweave_cpu.jit.compiler import has_fma
     from opweave_cpu.jit.writer import takes
 
-    return has_fma() and all(takes(arg, wide=False) for arg in args)
+    def reads(arg: Arg) -> bool:
+        if arg.dtype.is_float:
+            return takes(arg, wide=False)
+        return arg.dtype.name in BLOCKS and (arg.buffer_type is None or arg.buffer_type.is_raw)
+
+    return has_fma() and all(map(reads, args))
 
 
 def _why_not_few(step: Step) -> str | None:
     (q, k, v, *rest), given = step.srcs, step.attrs
-    rows, sizes = q.shape[1] // k.shape[1] * q.shape[2], (q.shape[3], v.shape[3])
-    if not 1 <= rows <= FEW_QUERIES or any(n % FEW_QUERIES or not 1 <= n <= MOST_ELEMENTS for n in sizes):
-        return (
-            f"it takes up to {FEW_QUERIES} queries of a group, and keys and values whose sizes are multiples of "
-            f"{FEW_QUERIES} up to {MOST_ELEMENTS}"
-        )
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    if not 1 <= rows <= FEW_QUERIES.value:
+        return f"it takes up to {FEW_QUERIES.value} queries of a group"
+    if any(x.shape[3] % max(VECTOR, x.dtype.block) or not 1 <= x.shape[3] <= MOST_ELEMENTS.value for x in (k, v)):
+        return f"it takes keys and values whose sizes are multiples of {VECTOR} up to {MOST_ELEMENTS.value}"
     if given["max_bias"] or len(rest) > given["masked"] or (given["causal"] and q.shape[2] > 1):
         return "it takes no slopes and no sinks, and causal attention of one token only"
     args = (step.out, *step.srcs)
     if not _compiles(*args):
         return why_not() or "the processor does not convert its type, or does not multiply and add at once"
-    return None if all(arg.strides[-1] == q.dtype.itemsize for arg in args) else "elements of a row do not lie in line"
+    return (
+        None if all(arg.strides[-1] == arg.dtype.itemsize for arg in args) else "elements of a row do not lie in line"
+    )
 
 
 def _workspace_few(step: Step) -> Arrays:
@@ -151,11 +157,12 @@ def _workspace_few(step: Step) -> Arrays:
     lead = batch, groups, stretches(keys)[1]
     return {
         "sums": ("f32", (*lead, padded(q.shape[1] // groups * q.shape[2]), v.shape[3])),
-        "largest": ("f32", (*lead, 2, FEW_QUERIES)),
+        "largest": ("f32", (*lead, 2, VECTOR)),
     }
 
 
-@KERNELS("attention", dtypes="f32 f16 bf16", when=_why_not_few, workspace=_workspace_few)
+@KERNELS("attention", dtypes=[*map(as_dtype, ("f32", "f16", "bf16")), *QUANTIZED], when=_why_not_few,
+         workspace=_workspace_few)  # fmt: skip
 def attention_of_few_queries(
     stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, mask: Arg | None = None, *, sums: Arg, largest: Arg,
     scale: float, soft_cap: float, **_: Any,

@@ -14,6 +14,8 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.ops.blocks import Decoder, fields_of, scratch_bytes
 from opweave.ops.encoding import ENCODED, encode_into
+from opweave_cpu.jit.compiler import why_not
+from opweave_cpu.jit.supported import BLOCKS
 from opweave_cpu.kernels.table import KERNELS, QUANTIZED
 from opweave_cpu.tiles import Cut, at_once, in_turn, shares, tile_cuts, workers_of
 from opweave_cpu.tunables import BLOCK_TILE, limit
@@ -44,6 +46,26 @@ def _workspace(step: Step) -> Arrays:
     x = step.srcs[0]
     blocks = min(x.size, BLOCK_TILE.value) // x.dtype.block
     return {"decoding": ("u8", (scratch_bytes(x.dtype, blocks),))}
+
+
+def _why_not_compiled(step: Step) -> str | None:
+    x = step.srcs[0]
+    plain = x.buffer_type is None or x.buffer_type.is_raw
+    if x.dtype.name not in BLOCKS or not plain or x.strides[-1] != x.dtype.itemsize:
+        return "its blocks are not decoded by compiled functions, or do not lie side by side"
+    reason = needs_dense_output(step) or why_not()
+    if reason is not None:
+        return reason
+    from opweave_cpu.jit.compiler import has_fma
+
+    return None if has_fma() else "the processor does not multiply and add at once"
+
+
+@KERNELS("dequantize", dtypes=[as_dtype("f32"), *QUANTIZED], when=_why_not_compiled)
+def dequantize_compiled(stream: Stream, op: str, out: Arg, x: Arg, *, blocks: DType) -> Call:
+    from opweave_cpu.jit.products import bind_decoded
+
+    return bind_decoded(stream, out, x)
 
 
 @KERNELS("dequantize", dtypes=[as_dtype("f32"), *QUANTIZED], when=needs_dense_output, workspace=_workspace)
