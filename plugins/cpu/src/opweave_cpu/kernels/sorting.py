@@ -52,6 +52,9 @@ SHORT_ROW: Final = limit("short_sorted_row", 1024, 1, 1 << 14)
 SEVERAL: Final = limit("top_k_share", 256, 64, 1 << 12, bounds=(64, NEVER))
 """Elements of a row for each wanted one, from which on `top_k` is faster if `_pick_few` rules out most of them."""
 
+FEW: Final = limit("top_k_elements", 1 << 10, 1, 1 << 14)
+"""Elements up to which `top_k` takes NumPy's own sort of indices, one pass, although keys are sorted faster."""
+
 PART: Final = 64
 """Elements in each of the parts whose largest ones `_pick_few` compares."""
 
@@ -88,7 +91,13 @@ def argsort(
     return _bind_packed(stream, out, x, axis, descending, None, **scratch)
 
 
-@KERNELS("top_k", dtypes=PLAIN, workspace=_packed_workspace)
+def _top_k_workspace(step: Step) -> Arrays:
+    """Nothing where NumPy's own sort of indices is faster."""
+    x = step.srcs[0]
+    return {} if x.size <= FEW.value and x.dtype.itemsize == 4 else _packed_workspace(step)
+
+
+@KERNELS("top_k", dtypes=PLAIN, workspace=_top_k_workspace)
 def top_k(stream: Stream, op: str, out: Arg, x: Arg, *, k: int, axis: int, **scratch: Arg) -> Call:
     if not scratch:
         return _bind_indirect(out, x, axis, True, True, k)
