@@ -111,3 +111,16 @@ def test_experts_that_do_not_exist_are_an_error():
         for wrong in (5, -1):
             with pytest.raises(ow.ExecutionError, match="expert_linear"):
                 program.run(x=x, ids=np.array([[0, wrong]], np.int32))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_what_was_converted_before_a_state_is_written_is_not_read_again(dtype):
+    x = made((2, 64))
+    state, given = ow.state("weights", (48, 64), dtype, fill=0.5), ow.input("x", x.shape)
+    before = state.astype("f32")
+    written = ow.assign(state, state * 0)
+    y = ow.linear(given + ow.sum(written).astype("f32"), before)
+    with ow.Scheduler([CpuDevice()]) as scheduler:
+        program = scheduler.build([y, written])
+        assert_product(program.run(x=x)[0], x, np.full(state.shape, 0.5))
+        np.testing.assert_array_equal(program.run(x=x)[0], 0)

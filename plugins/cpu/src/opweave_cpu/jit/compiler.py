@@ -289,7 +289,8 @@ def recalled(key: Hashable, make: Callable[[], T]) -> T:
     described = repr(key)
     if " at 0x" in described:  # of something that has no value, so that the key means nothing elsewhere
         return make()
-    limits = [(one.name, one.value) for one in (*TUNABLES, *TUNABLES_OF_COMPILED, *limit)]
+    declared = *TUNABLES, *TUNABLES_OF_COMPILED, *limit  # those of the modules that were imported
+    limits = sorted([(one.name, one.value) for one in declared if one.value != one.default])
     name = _name_of(f"{_sources()} {limits} {described}")
     code: Any = MachineCode("", name)
     if not code.load(compiling=False):

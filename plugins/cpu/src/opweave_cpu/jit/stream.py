@@ -154,23 +154,29 @@ class CompilingStream(CpuStream):
 def _stored(steps: Sequence[Step]) -> Mapping[int, Mapping[int, Step]]:
     """By ``id(step)`` of products of some rows and attention of few queries: the steps that convert, or decode, sources
     which nothing else reads, by their positions. It then reads what these read, as it lies: fewer bytes, and once."""
-    makers = {
-        step.out.value: step
-        for step in steps
-        if step.op in ("cast", "dequantize") and not step.live and step.out.dtype.name == "f32" and step.out.is_dense
-        and (step.op == "dequantize" or step.srcs[0].dtype.is_half)
-    }  # fmt: skip
-    if not makers or not has_fma():
+    if not any(map(_makes, steps)):
         return {}
+    makers: dict[int, Step] = {}
+    found: dict[int, Mapping[int, Step]] = {}
     reads = Counter(src.value for step in steps for src in step.srcs)
-    found = {}
     for step in steps:
-        if _may_read(step):
+        # What is written anew behind a step is not what that step has read.
+        makers = {value: maker for value, maker in makers.items() if maker.srcs[0].value != step.out.value}
+        if _makes(step):
+            makers[step.out.value] = step
+        elif makers and _may_read(step):
             values = {at: step.srcs[at].value for at in _READERS[step.op]}
             of = {at: makers[value] for at, value in values.items() if value in makers and reads[value] == 1}
-            if of and _reads(_as_stored(step, of)):
+            if of and has_fma() and _reads(_as_stored(step, of)):
                 found[id(step)] = of
     return found
+
+
+def _makes(step: Step) -> bool:
+    """Whether the step makes f32 of a half type, or of blocks, which nobody else needs."""
+    if step.op not in ("cast", "dequantize") or step.live or step.out.dtype.name != "f32" or not step.out.is_dense:
+        return False
+    return step.op == "dequantize" or step.srcs[0].dtype.is_half
 
 
 def _as_stored(step: Step, before: Mapping[int, Step]) -> Step:
