@@ -119,7 +119,7 @@ def test_what_was_converted_before_a_state_is_written_is_not_read_again(dtype):
     state, given = ow.state("weights", (48, 64), dtype, fill=0.5), ow.input("x", x.shape)
     before = state.astype("f32")
     written = ow.assign(state, state * 0)
-    y = ow.linear(given + ow.sum(written).astype("f32"), before)
+    y = ow.linear(given + written[:2].astype("f32"), before)
     with ow.Scheduler([CpuDevice()]) as scheduler:
         program = scheduler.build([y, written])
         assert_product(program.run(x=x)[0], x, np.full(state.shape, 0.5))
