@@ -79,7 +79,7 @@ def hidden(shape, dtype, seed=9):
     return mask
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_shape_mask_and_layout(data):
     def draw(*choices):
@@ -134,8 +134,10 @@ def test_a_query_of_which_all_keys_are_hidden_gives_nan_and_no_other_does(keys):
     check(operands(1, 1, 2, 3, keys, 16, 16, "f32"), mask, "f32")
 
 
-@pytest.mark.parametrize("values", ["q8_0", "q4_0", "q6_k", "f16", "f32"])
-@pytest.mark.parametrize("keys", ["q8_0", "q4_0", "q5_1", "q4_k", "bf16"])
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [("q8_0", "q8_0"), ("q4_0", "q8_0"), ("q5_1", "q6_k"), ("q4_k", "f16"), ("bf16", "q4_0"), ("q8_0", "f32")],
+)
 @pytest.mark.parametrize(("heads", "count"), [(1, 9), (4, 300), (16, 257)])
 def test_keys_and_values_in_other_types_are_read_as_they_lie(keys, values, heads, count):
     """Nothing is decoded, or converted, into memory."""

@@ -17,13 +17,14 @@ SHAPES: Final[tuple[tuple[Shape, int, int, int], ...]] = (
     ((1, 2, 3, 4), 2, 3, 4),
     ((2, 4, 5, 8), 2, 7, 6),
     ((1, 8, 1, 16), 2, 65, 16),
-    ((1, 4, 1, 64), 4, 300, 16),
-    ((2, 6, 2, 32), 2, 530, 48),
     ((1, 3, 17, 33), 1, 17, 5),
     ((1, 2, 300, 8), 2, 600, 8),
     ((1, 1, 70, 4), 1, 2100, 3),
 )
 """Queries (batch, heads, tokens, size), and how many groups, keys and elements of a value."""
+
+FEW: Final[tuple[tuple[Shape, int, int, int], ...]] = (((1, 4, 1, 64), 4, 300, 16), ((2, 6, 2, 32), 2, 530, 48))
+"""The same of a token, or two, over a cache, in whole vectors."""
 
 MANY: Final = 100
 """Queries of all heads."""
@@ -55,6 +56,11 @@ def cases() -> Iterator[Case]:
             mask = Operand((tokens, keys), dtype, values="mask")
             given = {"scale": 0.3, "soft_cap": 5.0, "max_bias": 8.0}
             yield from _both(result, *operands, mask, sinks=sinks, **given, tag="all")
+        for q, groups, keys, out in FEW:
+            cache = [Operand((q[0], groups, keys, n), dtype) for n in (q[3], out)]
+            yield case("attention", Operand(q, dtype), *cache, soft_cap=2.0, tag="few")
+            for shape in ((q[2], keys), (q[0], 1, q[2], keys), (*q[:3], keys)):
+                yield case("attention", Operand(q, dtype), *cache, Operand(shape, dtype, values="hidden"), tag="few")
         for layout in LAYOUTS:
             q_, k_, v_ = (Operand((2, n, 5, 6), dtype, layout) for n in (4, 2, 2))
             dense = [Operand((2, n, 5, 6), dtype) for n in (4, 2, 2)]
