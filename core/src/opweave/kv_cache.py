@@ -18,6 +18,7 @@ from opweave.graph.blocks import Blocks
 from opweave.graph.container import pack, unpack
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64
 from opweave.graph.layout import array_shape
+from opweave.graph.leaf import parts_of
 from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Where, state
@@ -582,8 +583,10 @@ class KVCache:
         changed = [change(*each) for each in caches]
 
         def seen(cache: Tensor, new: Tensor, written: Tensor) -> Tensor:
-            # Both are written before one is read: what decodes blocks then stands beside the attention that reads it.
-            version = cache if before else after(written, changed)
+            version = cache if before else written
+            if not before and cache.dtype.is_quantized and not parts_of(cache):
+                # Both are written before one is read: what decodes blocks then stands beside the attention.
+                version = after(written, changed)
             pool = version[:-1].reshape(count, room, *cache.shape[1:])[:, :reach]
             if n != count or (self._paged and not ring):
                 pool = ops.embedding(pool, table).reshape(n, -1, *cache.shape[1:])[:, :reach]
