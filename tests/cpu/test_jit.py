@@ -444,7 +444,7 @@ def test_functions_on_disk_are_found_without_writing_them_again(monkeypatch, tmp
 
 def test_keys_without_a_value_of_their_own_are_not_looked_for(monkeypatch):
     monkeypatch.setattr(compiler.target(), "cache", None)
-    assert compiler.recalled(("prepared", object()), lambda: 5) == 5
+    assert compiler.recall(("prepared", object()), lambda: 5) == 5
 
 
 def test_the_largest_chain_compiles_in_less_than_a_second(monkeypatch, tmp_path):

@@ -1,15 +1,15 @@
 """Attention: all of it for a few queries, and for more of them what lies between the products of BLAS.
 
 For a few queries, keys and values are read once, where they lie, in their own type.
-The keys are cut into stretches, each of which some thread takes for all queries of a group: scores, their largest one,
+The keys are cut into chunks, each of which some thread takes for all queries of a group: scores, their largest one,
 shares and sums of values, as in T. Dao et al., "Flash-Decoding for long-context inference", 2023. A second kernel adds
-up the sums of the stretches. Scores are computed for `LANES` pairs of a query and a key at a time: lane r · n + j is
+up the sums of the chunks. Scores are computed for `LANES` pairs of a query and a key at a time: lane r · n + j is
 that of query r and key j, where n is `LANES` by the number of queries, rounded up to a power of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -18,19 +18,20 @@ import numpy as np
 from llvmlite import ir
 
 from opweave.contract import Arg, Call, Stream
-from opweave.graph.dtypes import DType, as_dtype
-from opweave_cpu.jit.blocks import DECODERS, Block
+from opweave.graph.dtypes import as_dtype
+from opweave_cpu.jit.blocks import decoded
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.functions import exp, larger, tanh
-from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, vector_type
+from opweave_cpu.jit.rows import Row
+from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, totals, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
 from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 
-__all__ = ["STRETCH", "bind_attention", "bind_shares", "bind_widened", "padded", "stretches"]
+__all__ = ["CHUNK", "bind_attention", "bind_shares", "chunks_of", "padded"]
 
-STRETCH: Final = 256
-"""Keys of a stretch at most: beside so many, storing the sums of their values takes no time."""
+CHUNK: Final = 256
+"""Keys of a chunk at most: beside so many, storing the sums of their values takes no time."""
 
 TOGETHER: Final = 32
 """Keys whose values are read at a time, while the sums of some columns are in registers."""
@@ -72,9 +73,9 @@ def padded(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def stretches(keys: int) -> tuple[int, int]:
-    """How many keys a stretch has, and how many stretches there are; the last one may be shorter."""
-    count = -(-keys // STRETCH)
+def chunks_of(keys: int) -> tuple[int, int]:
+    """How many keys a chunk has, and how many chunks there are; the last one may be shorter."""
+    count = -(-keys // CHUNK)
     length = -(-keys // (count * LANES)) * LANES
     return length, -(-keys // length)
 
@@ -96,8 +97,8 @@ def bind_attention(
     Args:
         out, q, k, v, mask: f32, f16 or bf16, as of `opweave.attention`; elements of a row lie side by side. Keys and
             values may also be of other types than the queries, and in blocks that `opweave_cpu.jit.blocks` decodes.
-        sums: memory for the sums of values, f32 (batch, groups, stretches, queries rounded up, values).
-        largest: for the largest score and the sum of the shares, f32 (batch, groups, stretches, 2, `LANES`).
+        sums: memory for the sums of values, f32 (batch, groups, chunks, queries rounded up, values).
+        largest: for the largest score and the sum of the shares, f32 (batch, groups, chunks, 2, `LANES`).
     """
     (batch, all_heads, tokens, size), groups, keys = q.shape, k.shape[1], k.shape[2]
     heads, item = all_heads // groups, q.dtype.itemsize
@@ -106,7 +107,7 @@ def bind_attention(
         heads, tokens, size, v.shape[3], q.dtype.name, k.dtype.name, v.dtype.name, mask is not None, shared,
         bool(soft_cap),
     )  # fmt: skip
-    length, count = stretches(keys)
+    length, count = chunks_of(keys)
 
     def rows(arg: Arg) -> tuple[int, int, int, int]:
         """Bytes from one batch, group, head and token to the next."""
@@ -140,20 +141,20 @@ def bind_attention(
             calls.append(bind_walk(stream, code, walk, there, numbers, work=2 * (size + form.values)))
     *results, head, token = rows(out)
     strides = [(*arg.strides[:3], 0, 0) for arg in (sums, largest)] + [(*results, 0, head, token)]
-    code = stream.artefact(("sums of attention", form), partial(_added, form))
+    code = stream.artefact(("sums of attention", form), partial(_combined, form))
     walk = Walk((batch, groups, count, heads, tokens), tuple(strides), 2)
     return in_turn([*calls, bind_walk(stream, code, walk, [sums, largest, out], work=form.values)])
 
 
 def _scores_and_sums(form: _Form) -> MachineCode:
-    """The kernel of a stretch: the sums of its values by their shares, exp(score - largest), and of the shares."""
+    """The kernel of a chunk: the sums of its values by their shares, exp(score - largest), and of the shares."""
     types = [form.dtype, form.of_keys, form.of_values, *[form.dtype] * form.masked, "f32", "f32"]
     writer = Writer(6, [Operand(name, as_dtype(name).itemsize) for name in types])
     code, keys = writer.code, writer.lengths[3]
     factor = writer.scalar().to("f32")
     cap = writer.scalar().to("f32") if form.capped else None
     queries = writer.array(vector_type("f32"), form.rows * form.size // LANES)
-    shares = writer.array(vector_type("f32"), STRETCH // form.keys)
+    shares = writer.array(vector_type("f32"), CHUNK // form.keys)
     lanes = Vector(code, ir.Constant(vector_type("i64"), [lane % form.keys for lane in range(LANES)]), "i64")
     with writer.blocks(3) as (q, k, v, *mask, sums, largest):
         for r, at in enumerate(_rows(writer, form, 0, q)):
@@ -180,7 +181,7 @@ def _scores_and_sums(form: _Form) -> MachineCode:
             tile(first)
         with writer.loop(whole, keys, form.keys) as first:
             tile(first, code.sub(keys, first))
-        best = _over_keys(writer, form, top.get(), larger)
+        best = writer.folded(top.get(), larger, form.keys)
         total = writer.cell(writer.number(0.0, "f32"))
         with writer.loop(_I64(0), keys, form.keys) as first:
             place = _tile_of(writer, form, shares, first)
@@ -188,7 +189,7 @@ def _scores_and_sums(form: _Form) -> MachineCode:
             total.set(total.get() + share)
             store(code, share.value, place, VECTOR_BYTES)
         store(code, best.value, largest)
-        weight = _over_keys(writer, form, total.get(), lambda a, b: a + b)
+        weight = writer.folded(total.get(), lambda a, b: a + b, form.keys)
         store(code, weight.value, code.add(largest, _I64(VECTOR_BYTES)))
         _add_values(writer, form, v, shares, sums)
     return MachineCode(writer.end())
@@ -223,7 +224,7 @@ def _products(writer: Writer, form: _Form, k: Any, queries: Any, first: Any, lef
             for j, key in enumerate(keys):
                 cell = sums[r * form.keys + j]
                 cell.set(fma(query, key, cell.get()))
-    return _totals(code, [cell.get().value for cell in sums])
+    return Vector(code, totals(code, [cell.get().value for cell in sums]), "f32")
 
 
 def _in_vectors(
@@ -238,31 +239,9 @@ def _in_vectors(
         return
     code = writer.code
     with writer.loop(_I64(0), _I64(size), dtype.block) as i:
-        vectors = zip(*[_decoded(writer, dtype, row, i, 1) for row in rows], strict=True)
+        vectors = zip(*[decoded(writer, dtype, row, i) for row in rows], strict=True)
         for n, values in enumerate(vectors):
             yield code.add(i, _I64(n * LANES)), list(values)
-
-
-def _decoded(writer: Writer, dtype: DType, row: Any, i: Any, count: int) -> Iterator[Vector]:
-    """The values of some blocks of a row, from value ``i`` on."""
-    code = writer.code
-    first = code.mul(code.udiv(i, _I64(dtype.block)), _I64(dtype.itemsize))
-    for n in range(count):
-        place = code.add(row, code.add(first, _I64(n * dtype.itemsize)))
-        yield from DECODERS[dtype.name](Block(writer, place))
-
-
-def _totals(code: Any, rows: Sequence[Any]) -> Vector:
-    """The sum of each of `LANES` vectors of LLVM."""
-    rows, lanes_type, distance = list(rows), ir.VectorType(_I32, LANES), LANES // 2
-    while distance:
-        low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
-        parts = [[code.shuffle_vector(rows[r], rows[r + distance], ir.Constant(lanes_type, way)) for way in (low, high)]
-                 for r in range(distance)]  # fmt: skip
-        rows = [code.fadd(a, b) for a, b in parts]
-        distance //= 2
-    return Vector(code, rows[0], "f32")
 
 
 def _mask(writer: Writer, form: _Form, rows: Sequence[Any], first: Any, left: Any) -> Vector:
@@ -277,18 +256,8 @@ def _mask(writer: Writer, form: _Form, rows: Sequence[Any], first: Any, left: An
     return Vector(code, whole, "f32")
 
 
-def _over_keys(writer: Writer, form: _Form, x: Vector, fold: Callable[[Vector, Vector], Vector]) -> Vector:
-    """The lanes of each query folded, in all of its lanes."""
-    code, distance = writer.code, form.keys // 2
-    while distance:
-        lanes = ir.Constant(ir.VectorType(_I32, LANES), [lane ^ distance for lane in range(LANES)])
-        x = fold(x, Vector(code, code.shuffle_vector(x.value, x.value, lanes), x.kind))
-        distance //= 2
-    return x
-
-
 def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> None:
-    """Code that stores the sums of the values of a stretch, each times its share, for each query."""
+    """Code that stores the sums of the values of a chunk, each times its share, for each query."""
     code, keys, along = writer.code, writer.lengths[3], writer.strides[2][3]
     vectors, vector, dtype = form.values // LANES, vector_type("f32"), as_dtype(form.of_values)
     least = max(1, dtype.block // LANES)
@@ -311,7 +280,7 @@ def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> 
                 if dtype.is_float:
                     values = [writer.read(2, row, code.add(column, _I64(c * LANES))) for c in range(columns)]
                 else:
-                    values = list(_decoded(writer, dtype, row, column, columns // least))
+                    values = list(decoded(writer, dtype, row, column, columns // least))
                 tile, within = code.and_(j, _I64(-form.keys)), code.and_(j, _I64(form.keys - 1))
                 place = code.add(_tile_of(writer, form, shares, tile), code.mul(within, _I64(_ITEM)))
                 for r, of_row in enumerate(cells):
@@ -322,25 +291,25 @@ def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> 
                 store(code, cell.get().value, at)
 
 
-def _added(form: _Form) -> MachineCode:
-    """The kernel that adds up the sums of all stretches, relative to the largest score of all, and divides them."""
+def _combined(form: _Form) -> MachineCode:
+    """The kernel that adds up the sums of all chunks, relative to the largest score of all, and divides them."""
     item = 2 if form.dtype != "f32" else _ITEM
     writer = Writer(5, [Operand("f32", _ITEM), Operand("f32", _ITEM), Operand(form.dtype, item)])
     code, count, vector = writer.code, writer.lengths[2], vector_type("f32")
     with writer.blocks(3) as (sums, largest, out):
 
-        def of_stretch(n: Any, row: int) -> tuple[Vector, Any]:
+        def of_chunk(n: Any, row: int) -> tuple[Vector, Any]:
             at = code.add(largest, code.add(code.mul(n, writer.strides[1][2]), _I64(row * VECTOR_BYTES)))
             return Vector(code, load(code, vector, at), "f32"), at
 
         best = writer.cell(writer.number(-np.inf, "f32"))
         with writer.loop(_I64(0), count, 1) as n:
-            best.set(larger(best.get(), of_stretch(n, 0)[0]))
+            best.set(larger(best.get(), of_chunk(n, 0)[0]))
         total = writer.cell(writer.number(0.0, "f32"))
         with writer.loop(_I64(0), count, 1) as n:
-            top, at = of_stretch(n, 0)
+            top, at = of_chunk(n, 0)
             share = exp(top - best.get())
-            total.set(fma(share, of_stretch(n, 1)[0], total.get()))
+            total.set(fma(share, of_chunk(n, 1)[0], total.get()))
             store(code, share.value, at)
         for r, row in enumerate(_rows(writer, form, 2, out)[: form.heads * form.tokens]):
             lane = _I32(r * form.keys)
@@ -350,7 +319,7 @@ def _added(form: _Form) -> MachineCode:
                 with writer.loop(_I64(0), count, 1) as n:
                     place = code.add(sums, code.mul(n, writer.strides[0][2]))
                     place = code.add(place, code.mul(code.add(i, _I64(r * form.values)), _I64(_ITEM)))
-                    share = code.extract_element(of_stretch(n, 0)[0].value, lane)
+                    share = code.extract_element(of_chunk(n, 0)[0].value, lane)
                     value = Vector(code, load(code, vector, place), "f32")
                     result.set(fma(writer.splat(share, "f32"), value, result.get()))
                 writer.write(2, row, i, result.get() / weight)
@@ -358,21 +327,6 @@ def _added(form: _Form) -> MachineCode:
 
 
 # --- between products -----------------------------------------------------------------------------------------------
-
-
-def bind_widened(stream: Stream, out: Arg, x: Arg, *, alone: bool) -> Call:
-    """The call that copies ``x`` to ``out``, f32, both of three axes; with ``alone`` in the thread that makes it."""
-    walk = Walk(x.shape, (x.strides, out.strides), 0 if alone else 2)
-    operands = walk.operands([x, out])
-    code = stream.artefact(("widened", operands), partial(_widened, operands))
-    return bind_walk(stream, code, walk, [x, out], work=2)
-
-
-def _widened(operands: tuple[Operand, ...]) -> MachineCode:
-    writer = Writer(3, operands)
-    with writer.rows() as (x, out):
-        writer.elements(lambda i, mask, _: writer.write(1, out, i, writer.read(0, x, i, mask), mask), 4)
-    return MachineCode(writer.end())
 
 
 def bind_shares(
@@ -385,7 +339,7 @@ def bind_shares(
     *,
     alone: bool,
 ) -> Call:
-    """The call that carries a softmax on over a tile of scores, f32 (groups, heads, tokens, keys), in place.
+    """The call that updates an online softmax by a tile of scores, f32 (groups, heads, tokens, keys), in place.
 
     Args:
         mask, behind: of the same shape: what is added to scores, and bool, which keys are hidden.
@@ -405,13 +359,12 @@ def bind_shares(
 
 def _shares(operands: tuple[Operand, ...], masked: bool, hides: bool, capped: bool) -> MachineCode:
     writer = Writer(4, operands)
-    code, hidden = writer.code, writer.number(-np.inf, "f32")
     cap = writer.scalar().to("f32") if capped else None
     with writer.rows() as rows:
-        scores, (largest, total, factor) = rows[0], rows[-3:]
-        tops = [writer.cell(hidden) for _ in range(4)]
+        scores, (largest, total, rescale) = rows[0], rows[-3:]
+        row, first = Row(writer, rows, "f32"), len(operands) - 3
 
-        def score(i: Any, mask: Any, part: int) -> None:
+        def score(i: Any, mask: Any) -> Vector:
             value = writer.read(0, scores, i, mask)
             if cap is not None:
                 value = tanh(value) * cap
@@ -420,28 +373,19 @@ def _shares(operands: tuple[Operand, ...], masked: bool, hides: bool, capped: bo
             if hides:
                 value = select(writer.read(1 + masked, rows[1 + masked], i, mask), -np.inf, value)
             writer.write(0, scores, i, value, mask)
-            if mask is not None:
-                value = select(Vector(code, mask, "bool"), value, -np.inf)
-            tops[part].set(larger(tops[part].get(), value))
+            return value
 
-        writer.elements(score, 4)
-        a, b, c, d = [cell.get() for cell in tops]
-        first = len(operands) - 3
+        a, b, c, d = row.reduced(score, -np.inf, larger)
         before = writer.read(first, largest, _I64(0))
-        best = larger(before, writer.extreme(larger(larger(a, b), larger(c, d)), "maximum"))
-        sums = [writer.cell(writer.number(0.0, "f32")) for _ in range(4)]
+        best = larger(before, writer.folded(larger(larger(a, b), larger(c, d)), larger))
 
-        def share(i: Any, mask: Any, part: int) -> None:
+        def share(i: Any, mask: Any) -> Vector:
             value = exp(writer.read(0, scores, i, mask) - best)
             writer.write(0, scores, i, value, mask)
-            if mask is not None:
-                value = select(Vector(code, mask, "bool"), value, 0.0)
-            sums[part].set(sums[part].get() + value)
+            return value
 
-        writer.elements(share, 4)
-        a, b, c, d = [cell.get() for cell in sums]
-        less = exp(before - best)
-        weight = fma(writer.read(first + 1, total, _I64(0)), less, writer.total((a + b) + (c + d)))
-        for k, (place, value) in enumerate(((largest, best), (total, weight), (factor, less)), first):
+        factor = exp(before - best)
+        weight = fma(writer.read(first + 1, total, _I64(0)), factor, row.total(share))
+        for k, (place, value) in enumerate(((largest, best), (total, weight), (rescale, factor)), first):
             writer.write_one(k, place, value)
     return MachineCode(writer.end())

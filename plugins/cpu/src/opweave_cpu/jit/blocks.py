@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from llvmlite import ir
 
+from opweave.graph.dtypes import DType
 from opweave_cpu.jit.vectors import LANES, TYPES, Vector, vector_type
 from opweave_cpu.jit.writer import Writer
 
-__all__ = ["DECODERS", "Block"]
+__all__ = ["DECODERS", "Block", "decoded"]
 
 _I32: Final = ir.IntType(32)
 _I64: Final = ir.IntType(64)
@@ -154,3 +155,11 @@ DECODERS: Final[dict[str, Callable[[Block], Iterator[Vector]]]] = {
     "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
 }  # fmt: skip
 """By type of weights: the values of a block, in order."""
+
+
+def decoded(writer: Writer, dtype: DType, row: Any, i: Any, count: int = 1) -> Iterator[Vector]:
+    """The values of ``count`` blocks of a row at that address, from its value ``i`` on."""
+    code = writer.code
+    first = code.mul(code.sdiv(i, _I64(dtype.block)), _I64(dtype.itemsize))
+    for n in range(count):
+        yield from DECODERS[dtype.name](Block(writer, code.add(row, code.add(first, _I64(n * dtype.itemsize)))))

@@ -26,7 +26,7 @@ from opweave.runtime.host.cache import FileCache
 from opweave_cpu.tunables import TUNABLES, TUNABLES_OF_COMPILED, limit
 
 __all__ = [
-    "CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "recalled", "target", "why_not",
+    "CACHE", "ENTRY", "TOGETHER", "VARIABLE", "FirstRun", "MachineCode", "has_fma", "recall", "target", "why_not",
 ]  # fmt: skip
 
 VARIABLE: Final = "OPWEAVE_CPU_JIT"
@@ -224,11 +224,12 @@ class MachineCode:
 
     Args:
         text: a module in LLVM IR, in which ``ENTRY`` stands for the name of the function.
-        name: what the function is called, and found by on disk; default: made from the text.
+        name: what the function is called, and found by on disk; default: made from the text. With a name the text may
+            be given later, if there is no such function on disk.
     """
 
-    def __init__(self, text: str, name: str = "") -> None:
-        self.text: Final = text
+    def __init__(self, text: str = "", name: str = "") -> None:
+        self.text = text
         self._target: Final = target()
         self._name: Final = name or _name_of(text)
         self._address: int = 0
@@ -279,7 +280,7 @@ class MachineCode:
         return called
 
 
-def recalled(key: Hashable, make: Callable[[], T]) -> T:
+def recall(key: Hashable, make: Callable[[], T]) -> T:
     """What ``make`` returns. If that is a function which a process has compiled by this code before, then without
     writing it in LLVM IR, which takes milliseconds: it is found on disk by its key.
 
@@ -292,11 +293,12 @@ def recalled(key: Hashable, make: Callable[[], T]) -> T:
     declared = *TUNABLES, *TUNABLES_OF_COMPILED, *limit  # those of the modules that were imported
     limits = sorted([(one.name, one.value) for one in declared if one.value != one.default])
     name = _name_of(f"{_sources()} {limits} {described}")
-    code: Any = MachineCode("", name)
+    code: Any = MachineCode(name=name)
     if not code.load(compiling=False):
-        code = made = make()
-        if isinstance(made, MachineCode):
-            code = MachineCode(made.text, name)
+        made = make()
+        if not isinstance(made, MachineCode):
+            return made
+        code.text = made.text
     found: T = code
     return found
 

@@ -12,7 +12,7 @@ from llvmlite import ir
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.layout import dense_strides
-from opweave_cpu.jit.blocks import DECODERS, Block
+from opweave_cpu.jit.blocks import DECODERS, decoded
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import prefetch
 from opweave_cpu.jit.vectors import LANES, TYPES, Vector, fma, load
@@ -189,10 +189,8 @@ def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tup
                 prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))
             yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
         return
-    with writer.loop(_I64(0), code.sdiv(writer.length, _I64(weights.block)), 1) as number:
-        offset, start = code.mul(number, _I64(weights.itemsize)), code.mul(number, _I64(weights.block))
-        blocks = [DECODERS[weights.name](Block(writer, code.add(row, offset))) for row in rows]
-        for k, values in enumerate(zip(*blocks, strict=True)):
+    with writer.loop(_I64(0), writer.length, weights.block) as start:
+        for k, values in enumerate(zip(*[decoded(writer, weights, row, start) for row in rows], strict=True)):
             yield code.add(start, _I64(k * LANES)), values
 
 
@@ -203,20 +201,23 @@ def bind_decoding(stream: Stream, w: Arg, rows: slice, values: Arg) -> Call:
     return bind_decoded(stream, Arg(values.buffer, values.offset, _F32, shape, dense_strides(shape, _F32)), some)
 
 
-def bind_decoded(stream: Stream, out: Arg, x: Arg) -> Call:
+def bind_decoded(stream: Stream, out: Arg, x: Arg, *, alone: bool = False) -> Call:
     """The call that decodes, or converts, ``x`` into ``out``, f32, whose elements of a row lie side by side, as do the
-    blocks of ``x``."""
-    lead = walk_over(x.shape[:-1], [x.strides[:-1], out.strides[:-1]])
-    strides = (*lead.strides[0], 0), (*lead.strides[1], _F32.itemsize)
-    walk = Walk((*lead.lengths, x.shape[-1]), strides, lead.divisible)
-    key = x.dtype.name, len(walk.lengths)
-    code = stream.artefact(("decoding", key), partial(_decoding, x.dtype, len(walk.lengths)))
+    blocks of ``x``; with ``alone`` in the thread that makes it."""
+    walk = walk_over(x.shape, [x.strides, out.strides], rows=True)
+    if alone:
+        walk = walk._replace(divisible=0)
+    key = x.dtype, len(walk.lengths), walk.operands([x, out])
+    code = stream.artefact(("decoding", key), partial(_decoding, *key))
     return bind_walk(stream, code, walk, [x, out], work=2)
 
 
-def _decoding(weights: DType, axes: int) -> MachineCode:
-    writer = Writer(axes, [Operand(weights.name, weights.itemsize), Operand("f32", 4)])
-    with writer.rows() as places:
-        for i, (value,) in _values(writer, weights, places[:1]):
-            writer.write(1, places[1], i, value)
+def _decoding(stored: DType, axes: int, operands: Sequence[Operand]) -> MachineCode:
+    writer = Writer(axes, operands)
+    with writer.rows() as (x, out):
+        if stored.is_float:
+            writer.elements(lambda i, mask, _: writer.write(1, out, i, writer.read(0, x, i, mask), mask), 4)
+        else:
+            for i, (value,) in _values(writer, stored, [x]):
+                writer.write(1, out, i, value)
     return MachineCode(writer.end())

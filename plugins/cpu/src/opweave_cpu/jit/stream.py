@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.opdef import OPS
-from opweave_cpu.jit.compiler import FirstRun, has_fma, recalled
+from opweave_cpu.jit.compiler import FirstRun, has_fma, recall
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.kernels.attention import attention_of_few_queries
 from opweave_cpu.kernels.experts import expert_linear_of_few_rows
@@ -89,13 +89,13 @@ class CompilingStream(CpuStream):
             key = "stored", last.choice, *[(arg.dtype.name, arg.strides) for arg in args]
             call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
         else:
-            call = _kernel(step).bind(self, step, group.scratch)
+            call = _kernel(step.op).bind(self, step, group.scratch)
         # Somebody else may read what is made, in a group of his own: then it has memory.
         others = [self._bind(Group((x,))) for x in before if x.out.buffer is not None]
         return in_turn([*others, call]) if others else call
 
     def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
-        return super().artefact(key, partial(recalled, key, make))
+        return super().artefact(key, partial(recall, key, make))
 
     def decode_rows(self, w: Arg, rows: slice, values: Arg) -> Call | None:
         if not has_fma():
@@ -199,22 +199,24 @@ def _may_read(step: Step) -> bool:
 
 
 def _reads(step: Step) -> bool:
+    """Whether the step can be computed of sources as they are stored."""
     if step.op == "linear":
         from opweave_cpu.jit.products import fits
 
         return fits(step)
-    kernel = KERNELS.find(step)
-    return kernel is not None and kernel.factory in (attention_of_few_queries, expert_linear_of_few_rows)
+    when = _kernel(step.op).when
+    return when is not None and when(step) is None
 
 
-def _kernel(step: Step) -> Kernel:
-    kernel = KERNELS.find(step)
-    assert kernel is not None  # as `_reads` has found
-    return kernel
+@cache
+def _kernel(op: str) -> Kernel:
+    """The kernel that reads sources of an operation as they are stored, of more types than a graph can ask it for."""
+    factories = attention_of_few_queries, expert_linear_of_few_rows
+    return next(kernel for kernel in KERNELS.candidates(op) if kernel.factory in factories)
 
 
 def _scratch_bytes(step: Step) -> int:
-    return 0 if step.op == "linear" else _kernel(step).scratch(step).size
+    return 0 if step.op == "linear" else _kernel(step.op).scratch(step).size
 
 
 def _kinds(steps: Sequence[Step]) -> Mapping[int, Kind]:

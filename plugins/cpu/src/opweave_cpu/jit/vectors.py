@@ -13,7 +13,7 @@ from llvmlite import ir
 
 __all__ = [
     "LANES", "TYPES", "VECTOR_BYTES", "Vector", "declared", "fma", "intrinsic", "load", "polynomial", "select", "store",
-    "transposed", "vector_type",
+    "totals", "transposed", "vector_type",
 ]  # fmt: skip
 
 LANES: Final = 16
@@ -174,16 +174,29 @@ def store(code: Any, value: Any, address: Any, align: int = 1) -> None:
 
 def transposed(code: Any, rows: Sequence[Any]) -> list[Any]:
     """The columns of a matrix, of whose `LANES` rows each is a vector of LLVM."""
-    rows, lanes_type = list(rows), ir.VectorType(ir.IntType(32), LANES)
+    rows = list(rows)
     for distance in (8, 4, 2, 1):
-        low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
         for r in range(LANES):
             if not r & distance:
-                a, b = rows[r], rows[r + distance]
-                rows[r] = code.shuffle_vector(a, b, ir.Constant(lanes_type, low))
-                rows[r + distance] = code.shuffle_vector(a, b, ir.Constant(lanes_type, high))
+                rows[r], rows[r + distance] = _exchanged(code, rows[r], rows[r + distance], distance)
     return rows
+
+
+def totals(code: Any, rows: Sequence[Any]) -> Any:
+    """A vector of LLVM of the sums of `LANES` others, each in the lane of its number: their columns added up."""
+    rows, distance = list(rows), LANES // 2
+    while distance:
+        rows = [code.fadd(*_exchanged(code, rows[r], rows[r + distance], distance)) for r in range(distance)]
+        distance //= 2
+    return rows[0]
+
+
+def _exchanged(code: Any, a: Any, b: Any, distance: int) -> tuple[Any, Any]:
+    """Two rows of a matrix that is being transposed, with blocks of ``distance`` lanes exchanged."""
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    low = [lane + (LANES - distance if lane & distance else 0) for lane in range(LANES)]
+    high = [lane + (LANES if lane & distance else distance) for lane in range(LANES)]
+    return code.shuffle_vector(a, b, ir.Constant(kind, low)), code.shuffle_vector(a, b, ir.Constant(kind, high))
 
 
 def intrinsic(name: str, *values: Vector) -> Vector:

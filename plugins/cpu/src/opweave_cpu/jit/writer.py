@@ -338,7 +338,7 @@ class Writer:
 
     def total(self, x: Vector) -> Vector:
         """The sum of the lanes, pairwise, in all lanes."""
-        return self._folded(x, lambda a, b: a + b)
+        return self.folded(x, lambda a, b: a + b)
 
     def running(self, x: Vector) -> Vector:
         """For each lane the sum of the lanes up to it, added up pairwise."""
@@ -362,15 +362,16 @@ class Writer:
 
     def extreme(self, x: Vector, which: str) -> Vector:
         """The ``maximum`` or ``minimum`` of the lanes, NaN if there is one, in all lanes."""
-        return self._folded(x, partial(intrinsic, which))
+        return self.folded(x, partial(intrinsic, which))
 
     def any(self, x: Vector) -> Vector:
         """Whether a lane of bool is true, in all lanes."""
         word = self.code.bitcast(x.value, ir.IntType(LANES))
         return self.splat(self.code.icmp_unsigned("!=", word, word.type(0)), "bool")
 
-    def _folded(self, x: Vector, fold: Any) -> Vector:
-        code, distance = self.code, LANES // 2
+    def folded(self, x: Vector, fold: Any, count: int = LANES) -> Vector:
+        """Each ``count`` lanes, a power of two, joined by ``fold``, in all of them."""
+        code, distance = self.code, count // 2
         while distance:
             lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [i ^ distance for i in range(LANES)])
             x = fold(x, Vector(code, code.shuffle_vector(x.value, x.value, lanes), x.kind))

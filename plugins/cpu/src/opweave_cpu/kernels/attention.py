@@ -21,7 +21,7 @@ from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS, VECTOR
-from opweave_cpu.kernels.table import KERNELS, QUANTIZED
+from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
@@ -81,7 +81,7 @@ class _AttentionTiling:
             scores=scores,
             top=rows,
             weight=rows,
-            less=rows,
+            rescale=rows,
             part=rows * (not self.compiles),
             total=results * stores,
             products=results * several,
@@ -150,19 +150,18 @@ def _why_not_few(step: Step) -> str | None:
 
 
 def _workspace_few(step: Step) -> Arrays:
-    from opweave_cpu.jit.attention import padded, stretches
+    from opweave_cpu.jit.attention import chunks_of, padded
 
     q, k, v, *_ = step.srcs
     batch, groups, keys = k.shape[:3]
-    lead = batch, groups, stretches(keys)[1]
+    lead = batch, groups, chunks_of(keys)[1]
     return {
         "sums": ("f32", (*lead, padded(q.shape[1] // groups * q.shape[2]), v.shape[3])),
         "largest": ("f32", (*lead, 2, VECTOR)),
     }
 
 
-@KERNELS("attention", dtypes=[*map(as_dtype, ("f32", "f16", "bf16")), *QUANTIZED], when=_why_not_few,
-         workspace=_workspace_few)  # fmt: skip
+@KERNELS("attention", dtypes="f32 f16 bf16", when=_why_not_few, workspace=_workspace_few)
 def attention_of_few_queries(
     stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, mask: Arg | None = None, *, sums: Arg, largest: Arg,
     scale: float, soft_cap: float, **_: Any,
@@ -196,7 +195,7 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
         result = results[n, gs, hs, ts]
         stores = "total" in given
         total = own("total", groups, rows, result.shape[-1]) if stores else result.reshape(groups, rows, -1)
-        weight, less = own("weight", groups, rows, 1), own("less", groups, rows, 1)
+        weight, rescale = own("weight", groups, rows, 1), own("rescale", groups, rows, 1)
         yield from softmax.begin(job, worker)
         # The last key that the first query of the tile sees, and the first key that none of its queries sees.
         seen = keys - tokens + ts.start
@@ -208,13 +207,13 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
             scores = own("scores", groups, rows, ks.stop - first)
             turned = own("turned", groups, ks.stop - first, rows) if "turned" in given else None
             yield from _products(some, right, scores, turned)
-            yield from softmax.carry(job, ks, worker, first - seen if causal and ks.stop > seen + 1 else None)
+            yield from softmax.update(job, ks, worker, first - seen if causal and ks.stop > seen + 1 else None)
             if first == 0:
                 yield partial(np.matmul, scores, values, total)
                 continue
             products = own("products", groups, rows, result.shape[-1])
             yield partial(np.matmul, scores, values, products)
-            yield partial(np.multiply, total, less, total)
+            yield partial(np.multiply, total, rescale, total)
             yield partial(np.add, total, products, total)
         yield partial(np.divide, total, weight, total)
         if stores:
@@ -224,10 +223,10 @@ def attention(stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, *rest: 
 
 
 class _Softmax:
-    """What lies between the products of tiles, by NumPy: a softmax that is carried on from tile to tile.
+    """What lies between the products of tiles, by NumPy: an online softmax, which is updated by each tile.
 
     Of each query it keeps the largest score so far, ``top``; ``weight``, the sum of the shares relative to it; and
-    ``less``, by which sums relative to the largest score before the last tile are multiplied.
+    ``rescale``, by which sums relative to the largest score before the last tile are multiplied.
 
     Args:
         given: the workspace, and the attributes.
@@ -239,12 +238,12 @@ class _Softmax:
     ) -> None:
         self._stream, self._plan, self._given = stream, plan, given
         self._sources: Final = k, v
-        self.mask, sinks = optional_operands(rest, given["masked"])
+        self._mask, sinks = optional_operands(rest, given["masked"])
         dtype, (_, groups, heads, _) = plan.dtype, plan.axes
         bias = given["max_bias"]
         slopes = alibi_slopes(groups * heads, bias).astype(dtype.numpy).reshape(groups, heads, 1, 1) if bias else None
         self._slopes: Final = slopes
-        self._shown: Final = None if self.mask is None else self.mask.view.reshape(*plan.axes, k.shape[2])
+        self._shown: Final = None if self._mask is None else self._mask.view.reshape(*plan.axes, k.shape[2])
         self._sinks: Final = None if sinks is None else sinks.view.reshape(groups, heads, 1, 1)
         self._cap: Final = constant(given["soft_cap"], dtype) if given["soft_cap"] else None
         self._lowest: Final = constant(float(np.finfo(dtype.numpy).min), dtype)
@@ -285,7 +284,7 @@ class _Softmax:
         yield partial(np.subtract, sinks, top, weight)
         yield partial(np.exp, weight, weight)
 
-    def carry(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
+    def update(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
         """The calls that make scores of a tile its shares.
 
         Args:
@@ -300,16 +299,18 @@ class _Softmax:
             skip = max(0, 1 - ahead)  # keys that every query of the tile sees
             gone = self._plan.behind(self._given["behind"].view, shape[2], count - skip, ahead + skip)
             yield partial(np.copyto, grid[..., skip:], self._hidden, where=gone)
-        top, weight, less, part = (self.own(worker, name, *shape, 1) for name in ("top", "weight", "less", "part"))
+        top, weight, rescale, part = (
+            self.own(worker, name, *shape, 1) for name in ("top", "weight", "rescale", "part")
+        )
         yield partial(np.maximum.reduce, grid, -1, None, part, True)
         yield partial(np.maximum, part, top, out=part)
         yield partial(np.subtract, grid, part, grid)
         yield partial(np.exp, grid, grid)
-        yield partial(np.subtract, top, part, less)
-        yield partial(np.exp, less, less)
+        yield partial(np.subtract, top, part, rescale)
+        yield partial(np.exp, rescale, rescale)
         yield partial(np.copyto, top, part)
         yield partial(row_sums(count, grid.dtype), grid, part)
-        yield partial(np.multiply, weight, less, weight)
+        yield partial(np.multiply, weight, rescale, weight)
         yield partial(np.add, weight, part, weight)
 
     def _biased(self, job: Job, ks: slice, worker: int) -> Iterator[Call]:
@@ -335,7 +336,7 @@ class _CompiledSoftmax(_Softmax):
         return Arg(array.buffer, start, array.dtype, shape, strides or dense_strides(shape, array.dtype))
 
     def copies(self, n: int, gs: slice, ks: slice, worker: int) -> Iterator[Call]:
-        from opweave_cpu.jit.attention import bind_widened
+        from opweave_cpu.jit.products import bind_decoded
 
         for name, x, packs in zip(("keys", "values"), self._sources, self._plan.pack, strict=True):
             if packs:
@@ -343,14 +344,14 @@ class _CompiledSoftmax(_Softmax):
                 start = n * x.strides[0] + gs.start * x.strides[1] + ks.start * x.strides[2]
                 source = Arg(x.buffer, x.offset + start, x.dtype, shape, x.strides[1:])
                 target = self._arg(worker, name, shape)
-                yield bind_widened(self._stream, target, source, alone=self._plan.workers > 1)
+                yield bind_decoded(self._stream, target, source, alone=self._plan.workers > 1)
 
-    def carry(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
+    def update(self, job: Job, ks: slice, worker: int, ahead: int | None) -> Iterator[Call]:
         from opweave_cpu.jit.attention import bind_shares
 
         n, (gs, hs, ts) = job
         shape = (gs.stop - gs.start, hs.stop - hs.start, ts.stop - ts.start, ks.stop - ks.start)
-        mask, behind, cap = self.mask, None, self._given["soft_cap"]
+        mask, behind, cap = self._mask, None, self._given["soft_cap"]
         if self._slopes is not None:
             yield from self._biased(job, ks, worker)
             mask, cap = None, 0.0
@@ -363,7 +364,7 @@ class _CompiledSoftmax(_Softmax):
             start = self._plan.line_start(shape[2], shape[3], ahead)
             behind = self._arg(0, "behind", shape, start, (0, 0, -1, 1))
         scores = self._arg(worker, "scores", shape)
-        kept = [self._arg(worker, name, (*shape[:3], 1)) for name in ("top", "weight", "less")]
+        kept = [self._arg(worker, name, (*shape[:3], 1)) for name in ("top", "weight", "rescale")]
         yield bind_shares(self._stream, scores, mask, behind, kept, cap, alone=self._plan.workers > 1)
 
 
