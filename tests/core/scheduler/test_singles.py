@@ -63,6 +63,19 @@ class AskedForRuns(AskedForAll):
         return Single(step.choice.kernel, self.device._workspace(step), OPS[step.op].pointwise)
 
 
+class AskedBehindTanh(AskedForAll):
+    """Fuses no steps but those that find a ``tanh`` before them."""
+
+    def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        super()._fuse(steps)
+        return [Group((step,), self.device._workspace(step)) for step in steps]
+
+    def _single(self, step: Step) -> Single:
+        assert step.choice is not None
+        follows = frozenset({"tanh"} if step.op == "linear" else ())
+        return Single(step.choice.kernel, self.device._workspace(step), step.op == "tanh", follows)
+
+
 class Fusing(Separate):
     def __init__(self, name: str, kind: type[Stream]) -> None:
         super().__init__(name, (*BASIC, "tanh", "softmax"))
@@ -126,6 +139,23 @@ def test_a_stream_is_asked_once_for_each_kind_of_steps():
     assert isinstance(stream, AskedForRuns)
     assert sorted(stream.singles) == ["softmax", "tanh"]
     assert "asked" not in vars(stream), "no two pointwise steps follow each other"
+
+
+def test_a_step_that_follows_another_one_is_in_a_run_only_behind_it():
+    x = ow.input("behind", (3, 8))
+    plain = ow.linear(ow.softmax(ow.linear(x, WEIGHT)), WEIGHT)
+    scheduler = ow.Scheduler([Fusing("behind", AskedBehindTanh), HostDevice()])
+    scheduler.build(plain)
+    stream = scheduler.streams[0]
+    assert isinstance(stream, AskedBehindTanh)
+    assert "asked" not in vars(stream), "no tanh, no run"
+    value = np.random.default_rng(3).random((3, 8), F)
+    result = scheduler.build(ow.linear(ow.linear(ow.tanh(plain), WEIGHT), WEIGHT)).run(behind=value)
+    assert stream.asked == [["tanh", "linear", "linear"]]
+    weight = np.linspace(-1, 1, 64, dtype=F).reshape(8, 8)
+    powers = np.exp(value @ weight.T)
+    expected = np.tanh(powers / powers.sum(-1, keepdims=True) @ weight.T) @ weight.T @ weight.T
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Stream, AskedForAll, AskedForRuns])

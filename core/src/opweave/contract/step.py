@@ -150,11 +150,14 @@ class Single(NamedTuple):
         kernel: as `Group.kernel`.
         workspace: bytes of scratch memory while it runs.
         fuses: whether such a step may share a group with those before and after it.
+        follows: operations that make what such a step may read in their place: behind one of them it may share a
+            group although it else does not.
     """
 
     kernel: Kernel | None
     workspace: int
     fuses: bool
+    follows: frozenset[str] = frozenset()
 
 
 class Choice:

@@ -162,7 +162,8 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
         return groups
     singles = _singles(split, asked, uniform=not partition.copies)
     loose = [single is None or single.fuses for single in singles]
-    if None not in singles and not any(map(and_, loose, islice(loose, 1, None))):
+    joins = [single is None or single.fuses or bool(single.follows) for single in singles]
+    if None not in singles and not any(map(and_, loose, islice(joins, 1, None))):
         return _singles_as_groups(map(_WORKSPACE, singles), map(_KERNEL, singles))
     run: list[int] = []  # steps in a row that may share groups
 
@@ -175,7 +176,7 @@ def _groups(split: Split, partition: Partition, asked: _Asked) -> list[FusedGrou
         run.clear()
 
     for i, single in enumerate(singles):
-        if single is None or single.fuses:
+        if single is None or single.fuses or (single.follows and any(planned[j].op in single.follows for j in run)):
             run.append(i)
             continue
         end()

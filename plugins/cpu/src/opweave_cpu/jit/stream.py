@@ -29,6 +29,9 @@ T = TypeVar("T")
 _READERS: Final[Mapping[str, tuple[int, ...]]] = {"linear": (1,), "expert_linear": (1,), "attention": (1, 2)}
 """Operations, and which of their sources they can read as a step before them finds them, which makes them f32."""
 
+_MAKERS: Final = frozenset({"cast", "dequantize"})
+"""Operations that make f32 of what is stored in another type."""
+
 
 class CompilingStream(CpuStream):
     """Runs kernels as `CpuStream`, but chains of pointwise steps, and single ones for which NumPy makes several passes,
@@ -62,10 +65,12 @@ class CompilingStream(CpuStream):
 
     def _alone(self, step: Step, kinds: Mapping[int, Kind]) -> Single:
         kind = kinds.get(id(step))
-        chains = (kind is not None and kind.chains) or _may_read(step) or step.op == "dequantize"
+        chains = (kind is not None and kind.chains) or step.op == "dequantize"
+        follows = _MAKERS if _may_read(step) else frozenset()
         if kind is not None and kind.kernel is not None:
-            return Single(kind.kernel, 0, chains)
-        return Single(None if step.choice is None else step.choice.kernel, self.device._workspace(step), chains)
+            return Single(kind.kernel, 0, chains, follows)
+        kernel = None if step.choice is None else step.choice.kernel
+        return Single(kernel, self.device._workspace(step), chains, follows)
 
     def _bind(self, group: Group) -> Call:
         if len(group.steps) == 1:
@@ -174,7 +179,7 @@ def _stored(steps: Sequence[Step]) -> Mapping[int, Mapping[int, Step]]:
 
 def _makes(step: Step) -> bool:
     """Whether the step makes f32 of a half type, or of blocks, which nobody else needs."""
-    if step.op not in ("cast", "dequantize") or step.live or step.out.dtype.name != "f32" or not step.out.is_dense:
+    if step.op not in _MAKERS or step.live or step.out.dtype.name != "f32" or not step.out.is_dense:
         return False
     return step.op == "dequantize" or step.srcs[0].dtype.is_half
 
