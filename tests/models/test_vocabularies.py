@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as kinds_of_models
+from tokenizers.models import BPE
 
 import opweave as ow
 from opweave.warning import OpweaveWarning
@@ -174,3 +177,36 @@ def test_normalization_that_gguf_cannot_say_is_told(tmp_path, recwarn, normalize
     told = [str(each.message) for each in recwarn if issubclass(each.category, OpweaveWarning)]
     assert len(told) == warned
     assert all("NFC" in text for text in told)
+
+
+LETTERS = "ab ▁é"
+SCORED = ["<unk>", "<|end|>", "<0xC3>", "<0xA9>", "<0x20>", *LETTERS.replace(" ", ""),
+          *(a + b for a in "ab▁" for b in "ab▁"), "▁ab", "aba", "bab", "▁a▁b", "abab"]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text(LETTERS, max_size=12) | st.sampled_from(["<|end|>", "z"]), max_size=4).map("".join),
+    st.lists(st.integers(0, 9), min_size=len(SCORED), max_size=len(SCORED)), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_texts_have_the_ids_that_the_whole_vocabulary_gives(text, scores, prefix, parse):
+    keys = {"scores": np.array(scores, np.float32), "add_space_prefix": prefix, "unknown_token_id": 0}
+    first, whole = (tokenizer("llama", SCORED, [2, 3, 6, 6, 6, *[1] * (len(SCORED) - 5)], **keys) for _ in range(2))
+    assert whole.library.get_vocab_size() == len(SCORED)
+    ids = first.encode(text, parse=parse)
+    assert ids == whole.encode(text, parse=parse)
+    for special in (False, True):
+        assert first.decode(ids, special=special) == whole.library.decode(ids, skip_special_tokens=not special)
+
+
+def test_after_long_texts_the_library_has_the_whole_vocabulary(monkeypatch):
+    monkeypatch.setattr(models.tokenizer, "WHOLE", 2 * 2 + 5 * 5)
+    found = tokenizer("llama", SCORED, [2, 3, 6, 6, 6, *[1] * (len(SCORED) - 5)], add_space_prefix=False)
+    built = []
+    monkeypatch.setattr(
+        models.tokenizer.models, "BPE", lambda **parts: built.append(len(parts["vocab"])) or BPE(**parts)
+    )
+    for text in ("aa", "ab ba", "ab"):
+        found.encode(text)
+    assert len(built) == 2, "the third text needs no model of its own"
+    assert built[0] < built[1] == len(SCORED)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
+from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens in ``tokenizer.ggml.token_type``."""
 
 SPACE: Final = "▁"
+
+WHOLE: Final = 1 << 24
+"""Parts of texts that are looked up in a vocabulary, before the library gets all of it, which takes as long."""
 
 _SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -52,6 +56,59 @@ _END_TEXTS: Final = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|
 """Control tokens that end an answer in the formats of chats, as llama.cpp knows them."""
 
 
+class ScoredPieces:
+    """SentencePiece's byte-pair encoding, of which the library gets the pieces that a text contains: of all neighbours
+    that make a piece, the pair of the highest score merges.
+
+    What a text becomes depends on these alone. To list the merges of a vocabulary of 262,144 pieces takes seconds, of
+    those in a text a few milliseconds.
+
+    Args:
+        pieces, kinds, scores: of the tokens, by id.
+        unknown: the token that stands for what is neither a piece nor bytes that have tokens.
+        prefix: what the library puts before a part of a text.
+
+    Attributes:
+        library: a tokenizer of the library, which knows what special tokens are called.
+    """
+
+    def __init__(
+        self, pieces: Sequence[str], kinds: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], unknown: str | None,
+        prefix: str,
+    ) -> None:  # fmt: skip
+        self.pieces: Final = pieces
+        self._ids: Final = {piece: i for i, piece in enumerate(pieces)}
+        ids = np.flatnonzero((kinds == NORMAL) | (kinds == UNUSED) | (kinds == USER_DEFINED))
+        self._rank: Final = {pieces[i]: n for n, i in enumerate(ids[np.argsort(-scores[ids], kind="stable")].tolist())}
+        self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
+        self._longest: Final = max(map(len, pieces))
+        self._unknown, self._prefix, self._left = unknown, prefix, WHOLE
+        named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL)} | set(_END_TEXTS)
+        self.library: Final = Library(self._model(named & self._ids.keys(), ()))
+
+    def prepare(self, text: str | None) -> None:
+        """Give the library what a text needs; ``None``: the whole vocabulary, which it also gets after many texts."""
+        if self._left <= 0:
+            return
+        self._left -= self._left if text is None else len(text) * min(len(text), self._longest)
+        if text is None or self._left <= 0:
+            self.library.model = self._model(self._ids.keys(), self._rank)
+            return
+        line, known, found = text.replace(" ", SPACE), self._ids.keys(), set(self._kept)
+        for at in range(len(line)):
+            texts = [line[at:end] for end in range(at + 1, min(len(line), at + self._longest) + 1)]
+            found |= known & texts
+            if self._prefix:
+                found |= known & [self._prefix + text for text in ("", *texts)]
+        self.library.model = self._model(found, sorted(self._rank.keys() & found, key=self._rank.__getitem__))
+
+    def _model(self, pieces: Set[str], ordered: Iterable[str]) -> models.BPE:
+        merges = [(piece[:at], piece[at:]) for piece in ordered for at in range(1, len(piece))
+                  if piece[:at] in pieces and piece[at:] in pieces]  # fmt: skip
+        vocabulary = {piece: self._ids[piece] for piece in pieces}
+        return models.BPE(vocab=vocabulary, merges=merges, unk_token=self._unknown, fuse_unk=True, byte_fallback=True)
+
+
 class Tokenizer:
     """Text to ids and back.
 
@@ -59,18 +116,27 @@ class Tokenizer:
         bos, eos: ids of the tokens that begin and end a text; ``None`` where there is none.
         ends: ids of all tokens that end an answer.
         add_bos, add_eos: whether `encode` adds them.
-        library: the tokenizer of the library ``tokenizers``.
     """
 
     def __init__(
-        self, library: Library, bos: int | None, eos: int | None, ends: Iterable[int], add_bos: bool, add_eos: bool
-    ) -> None:
-        self.library: Final = library
+        self, library: Library, bos: int | None, eos: int | None, ends: Iterable[int], add_bos: bool, add_eos: bool,
+        scored: ScoredPieces | None = None,
+    ) -> None:  # fmt: skip
+        self._library, self._scored, self._lock = library, scored, Lock()
         self.bos, self.eos, self.ends = bos, eos, frozenset(ends)
         self.add_bos, self.add_eos = add_bos, add_eos
+        self._special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
 
     def __len__(self) -> int:
-        return self.library.get_vocab_size()
+        return self._library.get_vocab_size() if self._scored is None else len(self._scored.pieces)
+
+    @property
+    def library(self) -> Library:
+        """The tokenizer of the library ``tokenizers``, with the whole vocabulary."""
+        with self._lock:
+            if self._scored is not None:
+                self._scored.prepare(None)
+            return self._library
 
     def encode(self, text: str, *, special: bool = True, parse: bool = True) -> list[int]:
         """The ids of a text.
@@ -82,8 +148,11 @@ class Tokenizer:
                 somebody else cannot end its turn.
         """
         text = text.encode("utf-8", "replace").decode("utf-8")
-        self.library.encode_special_tokens = not parse
-        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
+        with self._lock:
+            if self._scored is not None:
+                self._scored.prepare(text)
+            self._library.encode_special_tokens = not parse
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         if special:
             begin = [self.bos] if self.add_bos and self.bos is not None else []
             end = [self.eos] if self.add_eos and self.eos is not None else []
@@ -92,12 +161,19 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; ``special``: control tokens are written too."""
-        text: str = self.library.decode(list(ids), skip_special_tokens=not special)
+        text: str
+        if self._scored is None:
+            text = self._library.decode(list(ids), skip_special_tokens=not special)
+        else:
+            pieces = [self.piece(i) for i in ids if special or i not in self._special]
+            text = self._library.decoder.decode([piece for piece in pieces if piece])
         return text
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; "" of an id that it does not have."""
-        return self.library.id_to_token(token) or ""
+        if self._scored is None:
+            return self._library.id_to_token(token) or ""
+        return self._scored.pieces[token] if 0 <= token < len(self._scored.pieces) else ""
 
     @cached_property
     def guided(self) -> Any:
@@ -189,14 +265,15 @@ def _spelled_ends(library: Library) -> list[int]:
 def _from_gguf(file: ModelFile) -> Tokenizer:
     data, path = file.metadata, file.path
     pieces = data.get("tokenizer.ggml.tokens")
-    if not isinstance(pieces, list) or not pieces or not all(isinstance(piece, str) for piece in pieces):
+    if not isinstance(pieces, list) or set(map(type, pieces)) != {str}:
         raise FormatError(f"{path}: tokenizer.ggml.tokens are texts")
     kinds = _column(path, data, "tokenizer.ggml.token_type", len(pieces), NORMAL)
     model = data["tokenizer.ggml.model"]
     makers = {"llama": _sentencepiece, "gpt2": _byte_pairs, "bert": _word_pieces, "t5": _unigram}
     if model not in makers:
         raise UnknownNameError("tokenizer", str(model)[:60], makers, f"(in {path})", listed=True)
-    library = makers[model](path, data, pieces, kinds)
+    made = makers[model](path, data, pieces, kinds)
+    library, scored = (made.library, made) if isinstance(made, ScoredPieces) else (made, None)
     ends = _spelled_ends(library)
     special = {*np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist(), *ends}
     named = str(data.get("general.name")).lower()
@@ -225,7 +302,7 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     adds_eos = data.get("tokenizer.ggml.add_eos_token", model in ("bert", "t5"))
     if model == "bert":  # the separator ends every text
         adds_bos, adds_eos = True, True
-    return Tokenizer(library, bos, eos, stops, adds_bos is True, adds_eos is True)  # type: ignore[arg-type]
+    return Tokenizer(library, bos, eos, stops, adds_bos is True, adds_eos is True, scored)  # type: ignore[arg-type]
 
 
 def _column(path: object, data: Mapping[str, Any], key: str, count: int, default: float) -> np.ndarray[Any, Any]:
@@ -237,28 +314,19 @@ def _column(path: object, data: Mapping[str, Any], key: str, count: int, default
     return column
 
 
-def _sentencepiece(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
-    """SentencePiece's byte-pair encoding: of all neighbours that make a piece, the pair of the highest score merges."""
+def _sentencepiece(
+    path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]
+) -> ScoredPieces:
     scores = _column(path, data, "tokenizer.ggml.scores", len(pieces), 0.0)
-    ids = np.flatnonzero((kinds == NORMAL) | (kinds == UNUSED) | (kinds == USER_DEFINED))
-    usable = {pieces[i] for i in ids}
-    merges: list[tuple[str, str]] = []
-    for i in ids[np.argsort(-scores[ids], kind="stable")]:
-        piece = pieces[i]
-        merges += [(piece[:at], piece[at:]) for at in range(1, len(piece))
-                   if piece[:at] in usable and piece[at:] in usable]  # fmt: skip
     unknown = data.get("tokenizer.ggml.unknown_token_id", 0)
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    library = Library(models.BPE(
-        vocab=vocabulary, merges=merges, unk_token=pieces[unknown] if isinstance(unknown, int) else None,
-        fuse_unk=True, byte_fallback=True,
-    ))  # fmt: skip
     prefix = data.get("tokenizer.ggml.add_space_prefix", True) is True
+    name = pieces[unknown] if isinstance(unknown, int) else None
+    made = ScoredPieces(pieces, kinds, scores, name, SPACE if prefix else "")
     spaces = [normalizers.Replace(" ", SPACE)]
-    library.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), *spaces] if prefix else spaces)
+    made.library.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), *spaces] if prefix else spaces)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return library
+    made.library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return made
 
 
 def _byte_pairs(path: object, data: Mapping[str, Any], pieces: list[str], kinds: np.ndarray[Any, Any]) -> Library:
