@@ -19,7 +19,9 @@ from opweave_cpu.threads import CURRENT, THREADS
 
 pytest.importorskip("llvmlite")
 
-from opweave_cpu.jit import team
+from opweave_cpu.jit import sequence, team
+from opweave_cpu.jit.walk import SHARED_WORK
+from opweave_cpu.tunables import COMPILED_WORK
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -177,3 +179,63 @@ def test_a_small_kernel_calls_nobody_and_shares_with_those_who_wait(
     kernel.run()
     assert len(set(kernel.threads.values())) == 3
     pool.spread([lambda: None] * 3)
+
+
+# --- kernels in a row ------------------------------------------------------------------------------------------------
+
+
+def chain(x: ow.Tensor) -> ow.Tensor:
+    """Kernels that are compiled and not fused, an addition of NumPy among them."""
+    y = ow.rms_norm(x, eps=1e-6)
+    for _ in range(3):
+        y = ow.softmax(ow.layer_norm(ow.rms_norm(y, eps=1e-6), eps=1e-6)) * 3 + x
+    return y
+
+
+@pytest.mark.parametrize("work", [1, 1 << 30], ids=["shared", "alone"])
+@pytest.mark.parametrize("most", [2, 64])
+def test_kernels_in_a_row_give_what_each_by_itself_gives(work: int, most: int) -> None:
+    value = np.random.default_rng(2).standard_normal((40, 96)).astype(np.float32)
+    results = []
+    with SHARED_WORK.at(work), COMPILED_WORK.at(work):
+        for merged in (1, most):
+            with sequence.MERGED_CALLS.at(merged), ow.Scheduler("cpu") as scheduler:
+                program = scheduler.build(chain(ow.input("row_x", value.shape)))
+                (plan,), made = program.run_lists[0].plans, program.run_lists[0].calls
+                assert made.numbers is not None
+                assert made.numbers[-1] == plan.n_calls
+                assert (len(made.calls) < plan.n_calls) == (merged > 1)
+                results += [program.run(row_x=value) for _ in range(3)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+    host = ow.Scheduler("host").build(chain(ow.input("row_x", value.shape)))
+    np.testing.assert_allclose(results[0], host.run(row_x=value), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_left_are_called_again(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "_polls", lambda: 1)  # they leave at once
+    meetings = [threading.Barrier(3) for _ in range(4)]
+    kernels = [Recorded(partial(lambda meeting, number: meeting.wait(timeout=30), each)) for each in meetings]
+    ((call, count),) = sequence.merge([kernel.run for kernel in kernels])
+    assert count == 4
+    call()
+    assert [len(set(kernel.threads.values())) for kernel in kernels] == [3] * 4
+
+
+def test_what_is_not_compiled_stays_alone_and_failures_name_their_node() -> None:
+    table = ow.state("rows_in_turn", (8, 96), fill=0)
+    x, ids = ow.input("turn_x", (2, 96)), ow.input("turn_ids", (2,), "i64")
+    with ow.scope("before"):
+        y = ow.softmax(ow.rms_norm(x, eps=1e-6))
+    with ow.scope("writing"):
+        written = ow.index_copy(table, ids, y)
+    with ow.scope("behind"):
+        z = ow.softmax(ow.rms_norm(ow.embedding(written, ids), eps=1e-6))
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(z)
+        value = np.ones((2, 96), np.float32)
+        program.run(turn_x=value, turn_ids=np.array([1, 2]))
+        with pytest.raises(ow.ExecutionError, match="index 9") as failure:
+            program.run(turn_x=value, turn_ids=np.array([1, 9]))
+        assert "writing" in failure.value.node
+        assert isinstance(failure.value.__cause__, ow.BoundsError)

@@ -202,10 +202,13 @@ def test_texts_have_the_ids_that_the_whole_vocabulary_gives(text, scores, prefix
 def test_after_long_texts_the_library_has_the_whole_vocabulary(monkeypatch):
     monkeypatch.setattr(models.tokenizer, "WHOLE", 2 * 2 + 5 * 5)
     found = tokenizer("llama", SCORED, [2, 3, 6, 6, 6, *[1] * (len(SCORED) - 5)], add_space_prefix=False)
-    built = []
-    monkeypatch.setattr(
-        models.tokenizer.models, "BPE", lambda **parts: built.append(len(parts["vocab"])) or BPE(**parts)
-    )
+    built: list[int] = []
+
+    def build(vocab, **options):
+        built.append(len(vocab))
+        return BPE(vocab=vocab, **options)
+
+    monkeypatch.setattr(models.tokenizer.models, "BPE", build)
     for text in ("aa", "ab ba", "ab"):
         found.encode(text)
     assert len(built) == 2, "the third text needs no model of its own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from threading import Lock
 from typing import Any, Final
@@ -83,7 +83,7 @@ class ScoredPieces:
         self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
         self._longest: Final = max(map(len, pieces))
         self._unknown, self._prefix, self._left = unknown, prefix, WHOLE
-        named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL)} | set(_END_TEXTS)
+        named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL).tolist()} | set(_END_TEXTS)
         self.library: Final = Library(self._model(named & self._ids.keys(), ()))
 
     def prepare(self, text: str | None) -> None:
@@ -269,6 +269,7 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
         raise FormatError(f"{path}: tokenizer.ggml.tokens are texts")
     kinds = _column(path, data, "tokenizer.ggml.token_type", len(pieces), NORMAL)
     model = data["tokenizer.ggml.model"]
+    makers: dict[str, Callable[..., Library | ScoredPieces]]
     makers = {"llama": _sentencepiece, "gpt2": _byte_pairs, "bert": _word_pieces, "t5": _unigram}
     if model not in makers:
         raise UnknownNameError("tokenizer", str(model)[:60], makers, f"(in {path})", listed=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -431,7 +432,11 @@ def _flattened(calls: Sequence[Call], actions: Sequence[Action]) -> CallList | N
             flat += call.calls
         else:
             flat.append(call)
-    return CallList(flat, actions, leader._run, starts)
+    if type(leader)._merge is Stream._merge:
+        return CallList(flat, actions, leader._run, starts)
+    merged = leader._merge(flat)
+    numbers = [*accumulate([count for _, count in merged], initial=0)]
+    return CallList([call for call, _ in merged], actions, leader._run, starts, numbers)
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

@@ -213,12 +213,15 @@ class CallList:
         run: makes the calls of an iterator over them: the ``_run`` of the stream to which they belong, or `make_calls`.
         actions: what they are.
         starts: where in ``calls`` each action begins; ``None``: every action is one call.
+        numbers: for merged calls the numbers that their first ones had, and how many there were, by which ``starts``
+            counts; ``None``: none is merged.
     """
 
     calls: list[Call]
     actions: Sequence[Action]
     run: Callable[[Iterator[Call]], None] = make_calls
     starts: list[int] | None = None
+    numbers: Sequence[int] | None = None
 
     def locate(self, index: int, error: BaseException) -> tuple[Action, BaseException]:
         """The action to which call number ``index`` belongs, and ``error`` of that call as its plan would raise it."""
@@ -232,9 +235,12 @@ class CallList:
         """The action to which call number ``index`` belongs, and which of its groups that is, if the call is of one."""
         if self.starts is None:
             return self.actions[index], None
+        count = len(self.calls)
+        if self.numbers is not None:
+            index, count = self.numbers[index], self.numbers[-1]
         at = bisect_right(self.starts, index) - 1
         action, start = self.actions[at], self.starts[at]
-        end = self.starts[at + 1] if at + 1 < len(self.starts) else len(self.calls)
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else count
         return action, index - start if action.plan is not None and end - start == action.plan.size else None
 
 

@@ -148,6 +148,13 @@ class CompilingStream(CpuStream):
 
         return bind_picked(self, out, table, ids)
 
+    def _merge(self, calls: Sequence[Call]) -> Sequence[tuple[Call, int]]:
+        if not has_fma():
+            return super()._merge(calls)
+        from opweave_cpu.jit.sequence import merge
+
+        return merge(calls)
+
     def _warm(self, call: Call) -> None:
         for part in calls_within(call):
             if isinstance(part, FirstRun):

@@ -24,7 +24,7 @@ from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.threads import THREADS
 
-__all__ = ["Parts", "Team"]
+__all__ = ["Parts", "Team", "run_in_turn", "words_of"]
 
 PATIENCE: Final = 6e-5
 """Seconds for which a thread waits for its next part before it leaves: about as long as waking it takes. While it
@@ -60,31 +60,38 @@ class Parts:
         address: of the function.
         arguments: arrays of words; the first one is for the thread that calls.
         wakes: threads that are away are called; else those that wait from an earlier kernel take part.
+
+    Attributes:
+        called: how many threads are called.
     """
 
     def __init__(self, address: int, arguments: Sequence[bytes], *, wakes: bool) -> None:
         self._arguments: Final = arguments
-        self._wakes: Final = wakes
         self._address: Final = address
         _run(), _polls()  # compiled now, not when the first kernel runs
+        self.called: Final = len(arguments) - 1 if wakes else 0
         self._team: Team | None = None
         self._words: Any = None
-        self._kept: Sequence[Any] = ()  # what the words refer to
 
     def run(self) -> None:
         """Do all parts, with the threads of the pool of this run."""
-        pool = THREADS.pool()
-        team = _TEAMS.get(pool)
-        if team is None:
-            team = _TEAMS[pool] = Team(pool)
+        team = Team.current()
         if team is not self._team:
-            self._kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in self._arguments]
-            arguments = [ctypes.addressof(buffer) for buffer in self._kept]
-            given = (team.address, team.count, _yield_address(), self._address, len(arguments), *arguments)
-            self._words, self._team = (ctypes.c_int64 * len(given))(*given), team
-        if self._wakes:
-            team.gather(len(self._arguments) - 1)
+            self._words, self._team = self.words(team), team
+        if self.called:
+            team.gather(self.called)
         _run().releasing(self._words)
+
+    def words(self, team: Team) -> Any:
+        """What the function at `address` does all parts with, by the threads of a team."""
+        kept = [ctypes.create_string_buffer(argument, len(argument)) for argument in self._arguments]
+        given = (team.address, team.count, _yield_address(), self._address, len(kept))
+        return words_of([*given, *map(ctypes.addressof, kept)], kept)
+
+    @property
+    def address(self) -> int:
+        """Of the function that does all parts."""
+        return _run().address
 
 
 class Team:
@@ -103,6 +110,15 @@ class Team:
         self.address: Final = ctypes.addressof(self._slots)
         self._lock: Final = Lock()
         notify_after_fork(self)
+
+    @classmethod
+    def current(cls) -> Team:
+        """That of the pool of this run."""
+        pool = THREADS.pool()
+        team = _TEAMS.get(pool)
+        if team is None:
+            team = _TEAMS[pool] = cls(pool)
+        return team
 
     def gather(self, count: int) -> None:
         """Have threads come to the first slots in which there are none."""
@@ -134,6 +150,13 @@ class Team:
 
 
 _TEAMS: Final[WeakKeyDictionary[ThreadPool, Team]] = WeakKeyDictionary()
+
+
+def words_of(values: Sequence[int], kept: Sequence[Any] = ()) -> Any:
+    """Words for a compiled function, which keep what they refer to."""
+    words: Any = (ctypes.c_int64 * len(values))(*values)
+    words.kept = kept
+    return words
 
 
 def _slots(count: int) -> Any:
@@ -341,4 +364,42 @@ def _serve() -> MachineCode:
     text.pause(code.load(left), yields)
     code.branch(head)
     code.position_at_end(after)
+    return text.compiled()
+
+
+@cache
+def run_in_turn() -> MachineCode:
+    """The function that calls functions one after the other, until one needs a thread that is away.
+
+    Its words: with which function to begin, which becomes the one before which it ended, or their number; their number;
+    the address of the slots; and of each function its address, its argument, and how many threads it needs.
+    """
+    text = _Code(3)
+    code, (first, count, slots), given = text.builder, text.words, text.function.args[0]
+    end, head, inside, check, do, after = (text.block() for _ in range(6))
+    begin = code.block
+    code.branch(head)
+    code.position_at_end(head)
+    number = code.phi(_I64)
+    number.add_incoming(first, begin)
+    code.store(number, given)
+    code.cbranch(code.icmp_signed("<", number, count), inside, end)
+    code.position_at_end(inside)
+    entry = text.pointer(given, code.add(code.mul(number, _I64(3)), _I64(3)))
+    # The one to begin with is not asked: its threads were called.
+    needed = code.select(code.icmp_signed("==", number, first), _I64(0), text.load(entry, 2))
+    code.branch(check)
+    code.position_at_end(check)
+    slot = code.phi(_I64)
+    slot.add_incoming(_I64(0), inside)
+    code.cbranch(code.icmp_signed("<", slot, needed), after, do)
+    code.position_at_end(after)
+    state = text.state(text.pointer(text.at(slots), code.mul(slot, _I64(_WORDS))))
+    slot.add_incoming(code.add(slot, _I64(1)), after)
+    code.cbranch(text.is_(state, _AWAY), end, check)
+    code.position_at_end(do)
+    text.call(text.load(entry, 0), text.load(entry, 1))
+    number.add_incoming(code.add(number, _I64(1)), do)
+    code.branch(head)
+    code.position_at_end(end)
     return text.compiled()
