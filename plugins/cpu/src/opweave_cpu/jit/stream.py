@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
@@ -149,7 +150,7 @@ class CompilingStream(CpuStream):
         return bind_picked(self, out, table, ids)
 
     def _merge(self, calls: Sequence[Call]) -> Sequence[tuple[Call, int]]:
-        if not has_fma():
+        if "opweave_cpu.jit.walk" not in sys.modules:  # nothing is compiled, so that nobody loads LLVM for nothing
             return super()._merge(calls)
         from opweave_cpu.jit.sequence import merge
 
