@@ -78,13 +78,12 @@ class ScoredPieces:
     ) -> None:  # fmt: skip
         self.pieces: Final = pieces
         self._ids: Final = {piece: i for i, piece in enumerate(pieces)}
-        ids = np.flatnonzero((kinds == NORMAL) | (kinds == UNUSED) | (kinds == USER_DEFINED))
-        self._rank: Final = {pieces[i]: n for n, i in enumerate(ids[np.argsort(-scores[ids], kind="stable")].tolist())}
+        self._scores: Final = np.where(np.isin(kinds, (NORMAL, UNUSED, USER_DEFINED)), scores, np.nan)
         self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
         self._longest: Final = max(map(len, pieces))
         self._unknown, self._prefix, self._left = unknown, prefix, WHOLE
         named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL).tolist()} | set(_END_TEXTS)
-        self.library: Final = Library(self._model(named & self._ids.keys(), ()))
+        self.library: Final = Library(self._model(named & self._ids.keys()))
 
     def prepare(self, text: str | None) -> None:
         """Give the library what a text needs; ``None``: the whole vocabulary, which it also gets after many texts."""
@@ -92,7 +91,7 @@ class ScoredPieces:
             return
         self._left -= self._left if text is None else len(text) * min(len(text), self._longest)
         if text is None or self._left <= 0:
-            self.library.model = self._model(self._ids.keys(), self._rank)
+            self.library.model = self._model(self._ids.keys())
             return
         line, known, found = text.replace(" ", SPACE), self._ids.keys(), set(self._kept)
         for at in range(len(line)):
@@ -100,12 +99,16 @@ class ScoredPieces:
             found |= known & texts
             if self._prefix:
                 found |= known & [self._prefix + text for text in ("", *texts)]
-        self.library.model = self._model(found, sorted(self._rank.keys() & found, key=self._rank.__getitem__))
+        self.library.model = self._model(found)
 
-    def _model(self, pieces: Set[str], ordered: Iterable[str]) -> models.BPE:
-        merges = [(piece[:at], piece[at:]) for piece in ordered for at in range(1, len(piece))
-                  if piece[:at] in pieces and piece[at:] in pieces]  # fmt: skip
+    def _model(self, pieces: Set[str]) -> models.BPE:
         vocabulary = {piece: self._ids[piece] for piece in pieces}
+        ids = np.sort(np.fromiter(vocabulary.values(), np.int64))
+        ids = ids[~np.isnan(self._scores[ids])]  # of the pieces that merge
+        usable = {self.pieces[i] for i in ids.tolist()}
+        ordered = [self.pieces[i] for i in ids[np.argsort(-self._scores[ids], kind="stable")].tolist()]
+        merges = [(piece[:at], piece[at:]) for piece in ordered for at in range(1, len(piece))
+                  if piece[:at] in usable and piece[at:] in usable]  # fmt: skip
         return models.BPE(vocab=vocabulary, merges=merges, unk_token=self._unknown, fuse_unk=True, byte_fallback=True)
 
 
