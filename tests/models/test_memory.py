@@ -65,6 +65,24 @@ def test_the_plan_says_what_is_taken(path, device, repack):
         assert use.weights + use.states + use.temporaries <= 1.05 * share.total
 
 
+def test_each_of_several_devices_makes_the_copies_that_the_plan_says(path, monkeypatch):
+    devices = ("torch:cpu", "ort:cpu")
+    for name in devices:
+        available(name)
+    for name, limit in (("TORCH", 1 << 18), ("ORT", 0)):
+        monkeypatch.setenv(f"OPWEAVE_{name}_CACHE_BYTES", str(limit))
+    with models.load(path, devices, context=64, split=(1, 1)) as llm, llm.session() as session:
+        session.feed(list(range(5, 40)))
+        session.logits()
+        assert [share.copies > 0 for share in llm.plan.shares] == [True, False]
+        for share in llm.plan.shares:
+            weights = [w for w in llm.weights.values() if llm.plan.placed[w.leaf.name] == share.device]
+            kinds = ow.device(share.device).buffer_types
+            copies = sum(kind.alloc_size(w) for kind in kinds for w in weights if kind in w.leaf.copies)
+            assert copies == pytest.approx(share.copies, rel=0.05)
+            assert copies <= share.repack
+
+
 def test_more_copies_are_made_where_they_are_asked_for(path):
     available("torch:cpu")
     few, many = (models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=repack).shares[0]

@@ -152,8 +152,8 @@ class Model:
             share.replaced or not ow.device(share.device).default_buffer_type.is_host for share in plan.shares
         )
         devices = [*plan.devices, *(["host"] if "host" not in plan.devices else [])]
-        most = max(share.repack for share in plan.shares)
-        scheduler = ow.Scheduler(devices, repack=True if most == inf else int(most), precision=precision)
+        repack = {share.device: True if share.repack == inf else int(share.repack) for share in plan.shares}
+        scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
         if self.config.causal:
             layers = plan.layers if plan.placed else None

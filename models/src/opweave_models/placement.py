@@ -10,13 +10,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache, partial
 from math import inf
 from typing import Any, Final
 
 import opweave as ow
-from opweave.contract import Arg, BufferType, Step
+from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
 from opweave.graph.precision import Precision, check_precision
+from opweave.scheduler.place.support import ask
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
 from opweave_models.files import ModelFile, nbytes_of
@@ -221,18 +223,14 @@ def with_copies(
     most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
+    ask_once = cache(partial(_copied, device, precision))
     steps: list[tuple[str, BufferType | None, int, int]] = []  # with bytes of the copy, and of scratch without it
     for tokens in (chunk, 1):  # programs of prompts, and of single tokens
         for name in sorted(names, key=lambda name: _is_output(name, tied)):
             value = file.tensors[name]
             if len(value.shape) == 2 and (name != "token_embd.weight" or tied):
-                w, n = ow.input("w", value.shape, value.dtype), 1 if _is_output(name, tied) else tokens
-                x, out = ow.input("x", (1, n, w.shape[1])), ow.input("out", (1, n, w.shape[0]))
-                args = [Arg(None, 0, t.dtype, t.shape, t.strides, None, i) for i, t in enumerate((out, x, w))]
-                step = Step("linear", args[0], (*args[1:],), {}, precision=precision)
-                kind = device.repacks(step, {1}).get(1)
-                size, scratch = 0 if kind is None else kind.alloc_size(w), device.kernels.workspace(step)
-                steps.append((name, kind, size, scratch))
+                rows = 1 if _is_output(name, tied) else tokens
+                steps.append((name, *ask_once(ow.as_dtype(value.dtype), value.shape, rows)))
 
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType], int] = {}
@@ -253,6 +251,20 @@ def with_copies(
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)
     return within(low)
+
+
+def _copied(
+    device: Device, precision: Precision, dtype: ow.DType, shape: tuple[int, int], rows: int
+) -> tuple[BufferType | None, int, int]:
+    """The kind of memory to which a scheduler copies a weight for products with so many rows, bytes of the copy, and
+    those of scratch memory without it."""
+    w = ow.input("w", shape, dtype)
+    signature = ow.linear(ow.input("x", (1, rows, shape[1])), w).signature
+    assert signature is not None
+    constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
+    copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
+    scratch = ask(device, signature.at(precision, constant)).workspace
+    return copied, 0 if copied is None else copied.alloc_size(w), scratch
 
 
 def _name(device: str) -> str:

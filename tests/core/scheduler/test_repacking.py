@@ -248,10 +248,31 @@ def test_no_copies_where_it_does_not_pay_or_values_may_change(device, w):
     assert device.ran == ["linear"] * 4
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_each_device_has_the_limit_that_a_mapping_gives_it_others_that_of_the_variable(w, by_name, monkeypatch):
+    monkeypatch.setenv("OPWEAVE_REPACK_BYTES", str(3 * w.nbytes))
+    devices = [Turning(name) for name in ("none", "one", "two")]
+    limits: Any = {devices[0]: False, devices[2]: 4 * w.nbytes}
+    x, weights = ow.input("x", (2, 32)), [ow.weights({"a": w, "b": w + 1}, device=device) for device in devices]
+    if by_name:
+        limits = {device.name: limit for device, limit in limits.items()}
+    with ow.Scheduler([*devices, HostDevice()], repack=limits) as scheduler:
+        scheduler.build([ow.linear(x, weight) for group in weights for weight in group.values()]).run(x=X)
+    assert [device.ran for device in devices] == [["linear"] * 2, ["turned", "linear"], ["turned"] * 2]
+
+
+def test_a_scheduler_goes_on_without_a_device_that_has_a_limit(device):
+    with ow.Scheduler([device, "host"], repack={"turning": 5, "host": 7}) as scheduler:
+        assert [target.repack for target in scheduler.without(device).targets] == [7]
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, "much"])
 def test_wrong_limits(wrong, monkeypatch):
-    with pytest.raises(SchedulerError, match="repack is True, False or a number of bytes"):
-        ow.Scheduler("host", repack=wrong)
+    for given in (wrong, {"host": wrong}):
+        with pytest.raises(SchedulerError, match="repack is True, False or a number of bytes"):
+            ow.Scheduler("host", repack=given)
+    with pytest.raises(SchedulerError, match="repack names devices that are not here: turning, 5"):
+        ow.Scheduler("host", repack={"turning": 5, "host": 5, 5: 5})
     monkeypatch.setenv("OPWEAVE_REPACK_BYTES", str(wrong))
     with pytest.raises(SchedulerError, match="OPWEAVE_REPACK_BYTES is"):
         ow.Scheduler("host")

@@ -50,11 +50,12 @@ class Signature:
         precision: the roughest precision in which a device may compute the node.
         constant: positions of f32 sources that show read-only leaves, which may be rounded once for all runs.
         whole: positions of sources that are whole read-only leaves, which may be repacked once for all runs.
+        repacking: the devices that may do that.
     """
 
     __slots__ = (
         "__weakref__", "_answers", "_support", "_variants", "attrs", "constant", "memories", "op", "out", "precision",
-        "srcs", "whole",
+        "repacking", "srcs", "whole",
     )  # fmt: skip
 
     answers: ClassVar[int] = 0
@@ -70,14 +71,16 @@ class Signature:
         precision: Precision = "exact",
         constant: frozenset[int] = frozenset(),
         whole: frozenset[int] = frozenset(),
+        repacking: frozenset[Any] = frozenset(),
     ) -> None:
         self.op, self.attrs, self.out, self.srcs, self.memories = op, attrs, out, srcs, memories
         self.precision: Final = precision
         self.constant: Final = constant
         self.whole: Final = whole
+        self.repacking: Final = repacking
         self._support: dict[Any, Any] = {}
         self._answers = Signature.answers
-        self._variants: dict[tuple[Precision, frozenset[int], frozenset[int]], Signature] = {}
+        self._variants: dict[tuple[Precision, frozenset[int], frozenset[int], frozenset[Any]], Signature] = {}
 
     @property
     def support(self) -> dict[Any, Any]:
@@ -86,13 +89,17 @@ class Signature:
             self._support, self._answers = {}, Signature.answers
         return self._support
 
-    def at(self, precision: Precision, constant: frozenset[int], whole: frozenset[int] = frozenset()) -> Signature:
+    def at(
+        self, precision: Precision, constant: frozenset[int], whole: frozenset[int] = frozenset(),
+        repacking: frozenset[Any] = frozenset(),
+    ) -> Signature:  # fmt: skip
         """This signature with another precision and other read-only sources; equal calls return one object."""
-        key = precision, constant, whole
+        key = precision, constant, whole, repacking
         known = self._variants.get(key)
         if known is None:
-            made = Signature(self.op, self.attrs, self.out, self.srcs, self.memories, precision, constant, whole)
-            known = self._variants.setdefault(key, made)
+            known = self._variants.setdefault(
+                key, Signature(self.op, self.attrs, self.out, self.srcs, self.memories, *key)
+            )
         return known
 
     @property

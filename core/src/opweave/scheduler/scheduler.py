@@ -30,6 +30,7 @@ from opweave.scheduler.place.arguments import checked_options, checked_outputs, 
 from opweave.scheduler.place.precision import checked_precision
 from opweave.scheduler.place.target import (
     HostForEmpty,
+    Repack,
     Target,
     Where,
     close_targets,
@@ -101,7 +102,8 @@ class Scheduler:
             instead of being kept: as few as are necessary, those first that cost least for what they save. Results stay
             the same. It comes with ``opweave-training``. ``None``: nothing is computed again.
         repack: whether devices may keep copies of weights in special memory that their kernels are faster with; a
-            number: bytes that those may take, for each device and program. They take at most half of what a device has
+            number: bytes that those may take, for each device and program; a mapping: either of these for the devices
+            or names of devices in it, for others what ``None`` says. They take at most half of what a device has
             free, count as weights in `Program.memory`, and all programs share them. ``None``: as the environment
             variable ``OPWEAVE_<BACKEND>_CACHE_BYTES`` says, such as ``OPWEAVE_CPU_CACHE_BYTES``, or for all devices
             ``OPWEAVE_REPACK_BYTES`` (0: no copies), else yes.
@@ -112,7 +114,8 @@ class Scheduler:
 
     Raises:
         SchedulerError: no devices, one named twice, a buffer type that its device cannot reach or kernels cannot write,
-            no such placement or number of slots, a precision that is neither a name nor a mapping, no number of bytes.
+            no such placement or number of slots, a precision that is neither a name nor a mapping, no number of bytes,
+            a limit of copies for a device that is not among them.
         UnknownNameError, PluginError: a name that is no device or precision, or a device of a plugin that failed.
     """
 
@@ -126,7 +129,7 @@ class Scheduler:
         placement: str = "priority",
         precision: Precision | Mapping[str, Precision] = "exact",
         memory_limit: int | None = None,
-        repack: bool | int | None = None,
+        repack: Repack = None,
         threads: int | ThreadPool | None = None,
     ) -> None:
         self._allowed: Final = checked_precision(precision)
@@ -143,7 +146,7 @@ class Scheduler:
             "placement": placement,
             "precision": dict(self._allowed),
             "memory_limit": memory_limit,
-            "repack": repack,
+            "repack": dict(repack) if isinstance(repack, Mapping) else repack,
             "threads": threads,
         }
         self._built = self._reused = 0
@@ -450,9 +453,11 @@ class Scheduler:
         self._executor.when_idle(partial(self._withdraw_leaves, lost.device))
         with suppress(Exception):  # a lost device may refuse to be closed in order; nothing is left to save on it
             self.close()
-        kinds = self._options["buffer_types"].items()
-        kept = {k: v for k, v in kinds if (k if isinstance(k, str) else k.name) != lost.name}
-        return Scheduler([target.given for target in rest], **{**self._options, "buffer_types": kept})
+        kept = {
+            option: {k: v for k, v in value.items() if (k if isinstance(k, str) else k.name) != lost.name}
+            for option in ("buffer_types", "repack") if isinstance(value := self._options[option], Mapping)
+        }  # fmt: skip
+        return Scheduler([target.given for target in rest], **{**self._options, **kept})
 
     def add(self, device: Where, *, first: bool = False) -> Scheduler:
         """A scheduler over one device more, for going on when one has come back. This one is closed.

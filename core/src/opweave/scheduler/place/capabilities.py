@@ -151,20 +151,27 @@ def _mark_whole(
     targets: Sequence[Target], nodes: Sequence[Tensor], special: Container[Tensor], signatures: dict[Tensor, Signature]
 ) -> dict[str, int]:
     """Enter for products the signatures that name their read-only sources, where a device would rather read those in
-    special memory and has room for the copies. Returns the bytes of copies that have to be made, by device."""
+    special memory and has room for the copies. Returns the bytes of copies that have to be made, by device. Weights
+    that were placed are copied on their device, where their products stay; of others the copies of all devices that
+    want them count."""
     repacking = [target for target in targets if target.repack and target.device.has_repacked]
     spent = {target.name: 0 for target in repacking}
     room: dict[str, float] = {}
     seen: set[tuple[Tensor, BufferType]] = set()
-    asked: dict[tuple[Signature, frozenset[int]], tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
+    asked: dict[Any, tuple[Signature, list[tuple[Target, int, BufferType]]]] = {}
     for node in [node for node in nodes if node.op is not None and node.op.product] if repacking else ():
         whole = frozenset([i for i, source in enumerate(node.srcs) if _is_whole(source, special)])
         if not whole or node.signature is None:
             continue
         known = signatures.get(node, node.signature)
-        answer = asked.get((known, whole))
+        homes = frozenset(
+            [leaf.placement.buffer.device for i in whole if (leaf := node.srcs[i].leaf) and leaf.placement]
+        )
+        answer = asked.get((known, whole, homes))
         if answer is None:
-            answer = asked[known, whole] = _ask_repacked(targets, repacking, known, node, whole)
+            near = [target for target in targets if target.device in homes and target.support(known).reason is None]
+            able = [target for target in repacking if target in near] if near else repacking
+            answer = asked[known, whole, homes] = _ask_repacked(targets, able, known, node, whole)
         found, positions = answer
         if not positions:
             continue
@@ -192,12 +199,15 @@ def _ask_repacked(
     if known.precision == "exact" or not known.constant:
         weights = [node.srcs[i] for i in whole]
         repacking = [target for target in repacking if target.device.keeps_repacked(weights)]
-    found = known.at(known.precision, known.constant, whole)
-    wanted = [(t, i, kind) for t in repacking for i, kind in t.support_whole(found, known).repacked.items()]
-    for target in targets if wanted else ():
-        if target not in repacking:
-            # To other devices it is the same step: what was measured of it holds here too.
-            found.support[target.device] = target.support(known)
+    alone = {t.device: known.at(known.precision, known.constant, whole, frozenset([t.device])) for t in repacking}
+    wanted = [(t, i, kind) for t in repacking for i, kind in t.support_whole(alone[t.device], known).repacked.items()]
+    copying = frozenset(target.device for target, _, _ in wanted)
+    if not copying:
+        return known, []
+    found = known.at(known.precision, known.constant, whole, copying)
+    for target in targets:
+        # To each device it is the same step, whichever others copy: what was measured of it holds here too.
+        found.support[target.device] = target.support(alone[target.device] if target.device in copying else known)
     return found, wanted
 
 

@@ -120,7 +120,7 @@ def ask(device: Device, signature: Signature) -> Support:
         if rounded.reason is None and rounded.precision == "bf16":
             answer = rounded
     if answer.reason is None:
-        return ask_repacked(device, signature, answer) if signature.whole else answer
+        return ask_repacked(device, signature, answer) if device in signature.repacking else answer
     kinds = frozenset(m for m in signature.memories if m is not None and not m.is_raw and device.reaches(m.space))
     if not kinds:
         return answer

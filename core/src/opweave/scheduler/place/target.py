@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from opweave.runtime.submission import Submission
 
 __all__ = [
-    "HostForEmpty", "Target", "Where", "check_buffer_type", "close_targets", "equal_part", "find_target",
+    "HostForEmpty", "Repack", "Target", "Where", "check_buffer_type", "close_targets", "equal_part", "find_target",
     "open_targets", "reads_nothing", "repack_limit",
 ]  # fmt: skip
 
 Where = Device | Stream | str
 """How callers name a device of a scheduler."""
+
+Repack = bool | int | Mapping[Any, bool | int] | None
+"""How callers limit copies of weights in special memory: for every device, or by device or its name."""
 
 
 def check_buffer_type(device: Device, kind: BufferType | None) -> None:
@@ -138,7 +141,7 @@ class Target:
         known = signature.support.get(self.device)
         if known is None:
             known = self.support(plain)
-            if known.reason is None and not known.unpacked:
+            if self.device in signature.repacking and known.reason is None and not known.unpacked:
                 known = ask_repacked(self.device, signature, known)
             signature.support[self.device] = known
         return known
@@ -171,17 +174,17 @@ def reads_nothing(graph: Graph) -> bool:
     return any(0 not in node.shape and any(0 in source.shape for source in node.srcs) for node in graph.nodes)
 
 
-def repack_limit(given: bool | int | None, device: Device) -> float:
+def repack_limit(given: Repack, device: Device) -> float:
     """Bytes that copies of weights in special memory of a device may take, by what a caller gave as ``repack``.
 
-    Without that, the environment variable of the device's backend decides, such as ``OPWEAVE_CPU_CACHE_BYTES``, else
-    ``OPWEAVE_REPACK_BYTES``.
+    Where that says nothing of the device, the environment variable of its backend decides, such as
+    ``OPWEAVE_CPU_CACHE_BYTES``, else ``OPWEAVE_REPACK_BYTES``.
 
     Raises:
         SchedulerError: neither a truth value nor a number of bytes, given or in a variable.
     """
     what: str = "repack"
-    value: object = given
+    value: object = given.get(device.name, given.get(device)) if isinstance(given, Mapping) else given
     if value is None:
         value = True
         backend = device.name.partition(":")[0].upper().replace("-", "_")
@@ -200,7 +203,7 @@ def open_targets(
     kinds: dict[str, BufferType],
     parallel: bool,
     threads: int | ThreadPool | None,
-    repack: bool | int | None,
+    repack: Repack,
     ownership: Submission,
 ) -> list[Target]:
     """A target for each device or stream, in order; streams of devices are opened here.
@@ -215,6 +218,10 @@ def open_targets(
     """
     owners = [item if isinstance(item, Device) else item.device for item in devices]
     limits = [repack_limit(repack, device) for device in owners]
+    if isinstance(repack, Mapping):
+        here = {*owners, *[device.name for device in owners]}
+        if strange := [str(key) for key in repack if key not in here]:
+            raise SchedulerError(f"repack names devices that are not here: {', '.join(strange)}")
     targets: list[Target] = []
     together = sum(isinstance(item, Device) and item.threaded for item in devices)
     shared = equal_part(together) if threads is None and parallel and together > 1 else threads
