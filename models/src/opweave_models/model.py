@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from operator import eq
 from pathlib import Path
@@ -19,6 +20,8 @@ import opweave as ow
 from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
+from opweave.warning import warn_caller
+from opweave_models.alone import Alone
 from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Config, Pooling
 from opweave_models.decoder import decode
@@ -101,12 +104,14 @@ class Stats:
         prompt_tokens, tokens: of the prompt (those that had to be computed) and of the answer.
         prompt_seconds: until the logits of the first token were there.
         seconds: from then on.
+        advice: which device would be faster alone, where that was found while it was generated (`Plan.advice`).
     """
 
     prompt_tokens: int = 0
     tokens: int = 0
     prompt_seconds: float = 0.0
     seconds: float = 0.0
+    advice: str = ""
 
     def __str__(self) -> str:
         prompt = self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
@@ -121,7 +126,8 @@ class Model:
 
     Attributes:
         file, config: what was opened, without the vocabulary, which the tokenizer has.
-        plan: where it lies; ``print(model.plan)``.
+        plan: where it lies; ``print(model.plan)``. Over several devices it tells after some steps if one of them would
+            be faster alone, of which an `OpweaveWarning` tells too.
         tokenizer: text to ids.
         weights: the weights by GGUF's names.
         cache: keys and values of the sequences; ``None`` of an encoder.
@@ -155,7 +161,10 @@ class Model:
         repack = {share.device: True if share.repack == inf else int(share.repack) for share in plan.shares}
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         self.cache: ow.KVCache | None = None
+        self._alone: Alone | None = None
         if self.config.causal:
+            if plan.placed:
+                self._alone = Alone(plan, self.config, self.weights, scheduler.streams)
             layers = plan.layers if plan.placed else None
             self.cache = _new_cache(self.config, plan.sequences, plan.context, plan.kv, layers)
             self.step: Any = ow.compile(self.graph, devices=scheduler)
@@ -231,7 +240,8 @@ class Model:
         batch = cache.feed(tokens)
         shape = *batch.tokens.shape, batch.reach
         try:
-            logits = self.step(*batch)
+            run = partial(self.step, *batch)
+            logits = run() if self._alone is None else self._alone.run(shape, run)
         except BaseException:
             for sequence, length in before.items():
                 try:
@@ -239,6 +249,11 @@ class Model:
                 except BoundsError:  # a ring has forgotten what came before: the sequence is computed anew
                     cache.truncate(sequence, 0)
             raise
+        if self._alone is not None and self._alone.done:
+            advice, self._alone = self._alone.advice, None
+            if advice:
+                self.plan, self.stats.advice = replace(self.plan, advice=advice), advice
+                warn_caller(advice)
         if self._copies and (shape[1] > 1 or shape not in self._run_before):
             # Weights were copied, or a prompt read them in another way than the steps that follow.
             self._run_before.add(shape)

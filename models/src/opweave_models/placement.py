@@ -77,6 +77,7 @@ class Plan:
         layers: the device of each layer, which also holds its keys and values.
         context, sequences, kv: the longest sequence, how many at a time, and the dtype of keys and values.
         tokenizer: bytes that the tokenizer takes in this process, an estimate.
+        advice: which device would be faster alone, once that was measured; else "".
     """
 
     shares: tuple[Share, ...]
@@ -86,6 +87,7 @@ class Plan:
     sequences: int
     kv: str
     tokenizer: int = 0
+    advice: str = ""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -101,7 +103,8 @@ class Plan:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         several = f"{self.sequences} sequences of " if self.sequences > 1 else ""
         rest = f"keys and values in {self.kv}, and {human_bytes(self.tokenizer)} for the tokenizer"
-        return "\n".join([*lines, f"{several}{self.context:,} tokens, {rest}"])
+        told = [self.advice] if self.advice else []
+        return "\n".join([*lines, f"{several}{self.context:,} tokens, {rest}", *told])
 
 
 def parse_bytes(text: str | int) -> int:
