@@ -36,9 +36,14 @@ class Sleeping(ReferenceKernels):
             if group.steps[0].op != "linear":
                 return call
             pause = self._seconds * group.steps[0].srcs[1].nbytes / 2**20
-            return lambda: (time.sleep(pause), call())
 
-        stream._bind = slow
+            def paused() -> None:
+                time.sleep(pause)
+                call()
+
+            return paused
+
+        stream._bind = slow  # type: ignore[method-assign]
         return stream
 
 
