@@ -29,8 +29,9 @@ SAYABLE: dict[str, Any] = {
 """What GGUF's readers take for granted."""
 
 
-def logits(path, context=128, ids=IDS):
-    with models.load(path, "cpu", kv="f32", precision="exact", context=context) as llm, llm.session() as session:
+def logits(path, context=128, ids=IDS, **options):
+    options = {"kv": "f32", "precision": "exact", **options}
+    with models.load(path, "cpu", context=context, **options) as llm, llm.session() as session:
         session.feed(ids)
         return session.logits(), llm.tokenizer.encode("in the one other\n 12345 ünï")
 
@@ -84,6 +85,51 @@ def test_what_gguf_cannot_say_is_refused(tmp_path, kind, what):
     with pytest.raises(ow.FormatError, match=f"GGUF cannot say that {what} is"):
         write_gguf(tmp_path, tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
+def test_matrices_become_floats_of_another_type_as_numpy_rounds_them(tmp_path, kind):
+    import gguf
+
+    from opweave_models import commands
+
+    make_folder("llama", tmp_path)
+    source, blocks, made, again = (tmp_path / f"{name}.gguf" for name in ("source", "blocks", "made", "again"))
+    commands.convert(tmp_path, source)
+    commands.quantize(tmp_path, blocks, "q4_0")
+    commands.quantize(source, made, kind)
+    commands.quantize(blocks, again, kind)
+    numpy = ow.as_dtype(kind).numpy
+    for before, after in ((source, made), (blocks, again)):
+        floats = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(before).tensors}
+        for tensor in gguf.GGUFReader(after).tensors:
+            expected = floats[tensor.name]
+            matrix = expected.ndim > 1
+            assert tensor.tensor_type.name == (kind.upper() if matrix else "F32")
+            found = gguf.dequantize(tensor.data, tensor.tensor_type)
+            np.testing.assert_array_equal(found, expected.astype(numpy).astype(np.float32) if matrix else expected)
+    if kind == "bf16":  # what is stored in a half type stays in it
+        commands.convert(made, tmp_path / "same.gguf")
+        assert models.open_model(tmp_path / "same.gguf").kinds == models.open_model(made).kinds
+    with models.load(source, "cpu", context=64, quantize=kind) as llm:
+        assert {w.dtype.name for w in llm.weights.values() if w.ndim > 1} == {kind}
+        assert llm.plan.shares[0].weights == sum(w.nbytes for w in llm.weights.values())
+        with llm.session() as session:
+            session.feed(IDS)
+            np.testing.assert_array_equal(session.logits(), logits(made, precision="int8", kv="f16", context=64)[0])
+
+
+def test_values_beyond_a_type_and_types_that_hold_no_floats_are_refused(tmp_path):
+    from opweave_models.files import rounded
+
+    for largest, kind in ((65520.0, "f16"), (3.4e38, "bf16")):
+        values = np.array([[1.0, largest], [-np.inf, 0.0]], np.float32)
+        with pytest.raises(ow.DTypeError, match=f"blk.0 has values that {kind} cannot hold"):
+            rounded("blk.0", values, ow.as_dtype(kind))
+        values[0, 1] = 65504.0
+        assert rounded("blk.0", values, ow.as_dtype(kind))[1, 0] == -np.inf
+    with pytest.raises(ow.DTypeError):
+        rounded("blk.0", values, ow.as_dtype("i8"))
 
 
 def test_commands_write_files(tmp_path, capsys):

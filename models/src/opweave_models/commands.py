@@ -39,7 +39,7 @@ Memory = Annotated[list[str] | None, typer.Option("--memory", help="A budget: to
 Split = Annotated[str | None, typer.Option("--split", help="How many layers each device gets, such as 3,1.")]
 Experts = Annotated[str | None, typer.Option("--experts", help="The device for the weights of experts.")]
 Place = Annotated[list[str] | None, typer.Option("--place", help="Weights by pattern: *ffn_up*=cpu. Repeatable.")]
-Quantize = Annotated[str | None, typer.Option("--quantize", help="Round float matrices to this type of blocks.")]
+Quantize = Annotated[str | None, typer.Option("--quantize", help="Round float matrices to this type: q4_k, f16.")]
 Repack = Annotated[str | None, typer.Option("--repack", help="Bytes for packed copies of weights, by device: 2GiB.")]
 Template = Annotated[str | None, typer.Option("--template", help="gemma, chatml, plain, or a file with Jinja.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Tokens of an answer, at most.")]
@@ -262,9 +262,9 @@ def convert(
 def quantize(
     file: File,
     out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
-    kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k.")],
+    kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k; f16, bf16 or f32.")],
 ) -> None:
-    """Round a model's matrices to blocks of another type, in a new GGUF file; everything else stays as it is."""
+    """Round a model's matrices to another type, in a new GGUF file; everything else stays as it is."""
     _new(out)
     write_gguf(file, out, kind)
     print(f"{out}: {human_bytes(out.stat().st_size)}")

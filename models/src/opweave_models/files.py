@@ -21,12 +21,12 @@ from zlib import crc32
 import numpy as np
 
 import opweave as ow
-from opweave.errors import FormatError
+from opweave.errors import DTypeError, FormatError
 from opweave.formats.load import described, read_tensors
 from opweave.formats.tensor_file import parse_json
 from opweave_models.config import Config, Pooling, config_from_gguf, config_from_hugging_face
 
-__all__ = ["ModelFile", "block_type", "expected_tensors", "nbytes_of", "open_model"]
+__all__ = ["ModelFile", "expected_tensors", "nbytes_of", "open_model", "rounded", "stored_type"]
 
 Shapes = dict[str, tuple[tuple[int, ...], bool]]
 """Name -> shape, and whether the tensor may be absent."""
@@ -161,12 +161,31 @@ def nbytes_of(value: Any) -> int:
     return int(value.data.nbytes if isinstance(value, ow.Blocks) else value.nbytes)
 
 
-def block_type(name: str, value: Any, wanted: ow.DType) -> ow.DType | None:
-    """The type of blocks that a tensor is rounded to where ``wanted`` was asked for: q8_0 where its rows do not consist
-    of whole blocks of that; ``None``: it stays as it is, as norms, biases, routers and matrices of narrow rows do."""
+def stored_type(name: str, value: Any, wanted: ow.DType) -> ow.DType | None:
+    """The type that a tensor is rounded to where ``wanted`` was asked for: q8_0 where its rows do not consist of whole
+    blocks of that; ``None``: it stays as it is, as norms, biases, routers and matrices of narrow rows do."""
     if len(value.shape) < 2 or "ffn_gate_inp" in name:
         return None
     return next((kind for kind in (wanted, ow.as_dtype("q8_0")) if value.shape[-1] % kind.block == 0), None)
+
+
+def rounded(name: str, value: Any, kind: ow.DType) -> Any:
+    """A tensor in another type: blocks, f16, bf16 or f32.
+
+    Raises:
+        DTypeError: a type that floats are not stored in here, or values beyond its largest.
+    """
+    if ow.as_dtype(value.dtype) == kind:
+        return value
+    floats = np.asarray(ow.dequantize(value) if isinstance(value, ow.Blocks) else value, np.float32)
+    if kind.name not in ("f16", "bf16", "f32"):
+        return ow.quantize(floats, kind)
+    with np.errstate(over="ignore"):
+        made = floats.astype(kind.numpy)
+    lost = np.isfinite(floats) & ~np.isfinite(made)
+    if lost.any():
+        raise DTypeError(f"{name} has values that {kind} cannot hold, up to {np.abs(floats[lost]).max():.4g}: take f32")
+    return made
 
 
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

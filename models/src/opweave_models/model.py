@@ -26,7 +26,7 @@ from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Config, Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
-from opweave_models.files import ModelFile, block_type, open_model
+from opweave_models.files import ModelFile, open_model, rounded, stored_type
 from opweave_models.placement import Plan, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
@@ -64,7 +64,7 @@ def load(
         sequences: how many sequences at a time, as of several clients.
         precision: how roughly products may be computed, as of `opweave.compile`: ``"int8"`` rounds activations beside
             quantized weights, as llama.cpp does; ``"exact"`` does not.
-        quantize: round matrices that are stored as floats to this block type while loading, such as ``"q4_k"``.
+        quantize: round matrices that are stored as floats to this type while loading, such as ``"q4_k"`` or ``"f16"``.
         memory, split, experts, patterns: as of `plan_placement`.
         repack: bytes (``"2GiB"``) that copies of weights in forms with which a device's kernels are faster may take on
             each device: packed by oneDNN or ONNX Runtime, decoded. On ``torch:cpu`` they take up to eight times the
@@ -89,8 +89,15 @@ def load(
                           f"made, not {context!r:.60}")  # fmt: skip
     if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
         raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
+    planned = file
+    if quantize is not None:
+        kinds = {name: _loaded_type(name, value, quantize) for name, value in file.tensors.items()}
+        planned = replace(file, tensors={
+            name: value if kinds[name] is None else ow.input(name, value.shape, kinds[name])
+            for name, value in file.tensors.items()
+        })  # fmt: skip
     plan = plan_placement(
-        file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
+        planned, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
         experts=experts, patterns=patterns, repack=repack, precision=precision,
     )  # fmt: skip
     return Model(file, plan, precision, quantize, template, pooling)
@@ -586,12 +593,16 @@ def _new_cache(config: Config, sequences: int, context: int, kv: Any = "f16", de
 
 
 def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
-    """The tensors, floats of matrices rounded to blocks where that was asked for."""
+    """The tensors, floats of matrices rounded to another type where that was asked for."""
     if quantize is None:
         return dict(file.tensors)
     made: dict[str, Any] = {}
     for name in shown(list(file.tensors), "quantizing"):
-        value = file.tensors[name]
-        kind = None if isinstance(value, ow.Blocks) else block_type(name, value, ow.as_dtype(quantize))
-        made[name] = value if kind is None else ow.quantize(np.asarray(value, np.float32), kind)
+        kind = _loaded_type(name, file.tensors[name], quantize)
+        made[name] = file.tensors[name] if kind is None else rounded(name, file.tensors[name], kind)
     return made
+
+
+def _loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
+    """The type that a tensor is rounded to while it is loaded; ``None``: it stays, as those in blocks do."""
+    return None if isinstance(value, ow.Blocks) else stored_type(name, value, ow.as_dtype(quantize))

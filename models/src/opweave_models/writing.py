@@ -15,7 +15,7 @@ from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
 from opweave.warning import warn_caller
 from opweave_models.config import YARN, Config
-from opweave_models.files import ModelFile, block_type, nbytes_of, open_model
+from opweave_models.files import ModelFile, open_model, rounded, stored_type
 from opweave_models.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_name, read_tokenizer
 
 __all__ = ["write_gguf"]
@@ -29,12 +29,12 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
     Args:
         source: a GGUF file, whose metadata are copied, or a folder, whose config and tokenizer become metadata.
         target: the file to write.
-        kind: a type of blocks: matrices are rounded to it where their rows consist of whole ones, else to q8_0. Norms,
-            biases and routers stay. ``None``: all tensors stay as they are; bf16 becomes f32.
+        kind: f16, bf16, f32, or a type of blocks: matrices are rounded to it where their rows consist of whole blocks,
+            else to q8_0. Norms, biases and routers stay. ``None``: all do; of a half type, they become f32.
 
     Raises:
         FormatError: ``source`` is damaged, or has something that GGUF cannot say.
-        DTypeError: a type that values are not quantized to.
+        DTypeError: a type that values are not rounded to, or that cannot hold them.
         Unavailable: the package ``gguf`` is not installed.
     """
     try:
@@ -62,23 +62,20 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
             writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
     for name, factors in _factors(opened.config).items() if source.is_dir() else ():
         writer.add_tensor(name, np.array(factors, np.float32))
-    wanted = None if kind is None else ow.as_dtype(kind)
+    wanted, f32 = None if kind is None else ow.as_dtype(kind), ow.as_dtype("f32")
     for name in shown(list(opened.tensors), "writing"):
         value: Any = opened.tensors[name]
         if source.is_dir() and opened.config.architecture in ("llama", "mixtral"):
             value = _adjacent(opened.config, name, value)
-        chosen = None if wanted is None else block_type(name, value, wanted)
-        if chosen is not None and ow.as_dtype(value.dtype) != chosen:
-            floats = ow.dequantize(value) if isinstance(value, ow.Blocks) else value
-            value = ow.quantize(np.asarray(floats, np.float32), chosen)
-        if isinstance(value, ow.Blocks):
-            raw = np.frombuffer(value.data, np.uint8)
-            rows = raw.reshape(*value.shape[:-1], nbytes_of(value) // int(np.prod(value.shape[:-1])))
-            writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[str(value.dtype).upper()])
-        else:
-            kept = np.ascontiguousarray(value)
-            small = kept.dtype == np.float16 and kept.ndim > 1  # llama.cpp's norms and biases are f32
-            writer.add_tensor(name, kept if small else kept.astype(np.float32))
+        chosen = None if wanted is None else stored_type(name, value, wanted)
+        if chosen is not None:
+            value = rounded(name, value, chosen)
+        dtype, shape = ow.as_dtype(value.dtype), value.shape
+        if dtype.block == 1 and (len(shape) < 2 or not dtype.is_half):  # llama.cpp's norms and biases are f32
+            value, dtype = rounded(name, value, f32), f32
+        raw = np.frombuffer(value.data, np.uint8) if isinstance(value, ow.Blocks) else np.ascontiguousarray(value)
+        rows = raw.view(np.uint8).reshape(*shape[:-1], shape[-1] // dtype.block * dtype.itemsize)
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[dtype.name.upper()])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
