@@ -84,6 +84,13 @@ def test_what_is_converted_for_another_reader_too_is_right_for_both(other):
     np.testing.assert_allclose(more, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("part", [slice(0, 24), slice(24, 48), slice(1, None, 2)], ids=str)
+def test_a_part_of_what_is_converted_is_that_part(part):
+    x, w = made((2, 64)), made((48, 64), "f16", 1)
+    y = ow.linear(ow.input("x", x.shape), ow.weights({"w": w})["w"].astype("f32")[part])
+    assert_product(run(y, x=x)[0], x, w[part])
+
+
 @pytest.mark.parametrize("index", ["i32", "i64"])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize(("tokens", "inputs", "direct"), [(1, 32, True), (8, 48, True), (9, 48, False), (1, 40, False)])

@@ -179,7 +179,10 @@ def _stored(steps: Sequence[Step]) -> Mapping[int, Mapping[int, Step]]:
             makers[step.out.value] = step
         elif makers and _may_read(step):
             values = {at: step.srcs[at].value for at in _READERS[step.op]}
-            of = {at: makers[value] for at, value in values.items() if value in makers and reads[value] == 1}
+            of = {
+                at: makers[value] for at, value in values.items()
+                if value in makers and reads[value] == 1 and _is_same(makers[value].out, step.srcs[at])
+            }  # fmt: skip
             if of and has_fma() and _reads(_as_stored(step, of)):
                 found[id(step)] = of
     return found
@@ -199,7 +202,8 @@ def _as_stored(step: Step, before: Mapping[int, Step]) -> Step:
 
 
 def _is_same(a: Arg, b: Arg) -> bool:
-    return a.buffer is b.buffer and a.offset == b.offset and (a.buffer is not None or a.value == b.value)
+    lies = a.buffer is b.buffer and a.offset == b.offset and (a.buffer is not None or a.value == b.value)
+    return lies and a.shape == b.shape and a.strides == b.strides
 
 
 def _may_read(step: Step) -> bool:
