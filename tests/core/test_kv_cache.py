@@ -38,6 +38,16 @@ def test_a_ragged_batch():
     assert reach == batch.reach
 
 
+@pytest.mark.parametrize("options", [{}, {"blocks": 9}, {"blocks": 9, "window": 4}])
+def test_specs_are_the_shapes_of_a_batch(options):
+    kv = cache(**options)
+    for fed, rows, tokens in (({kv.join(): [1] * 3, kv.join(): [1] * 9}, 3, 16), ({0: [1]}, 1, 1)):
+        *arrays, reach = kv.feed(fed)
+        *specs, last = kv.specs(rows, tokens, reach)
+        assert [(spec.shape, spec.dtype) for spec in specs] == [(x.shape, ow.as_dtype(x.dtype)) for x in arrays]
+        assert last == reach
+
+
 def test_one_sequence_alone_is_one_row():
     kv = cache()
     kv.join()

@@ -3,6 +3,8 @@ limit."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -170,3 +172,89 @@ def test_what_is_decoded_for_another_reader_too_is_right_for_both():
     np.testing.assert_allclose(got, defined(q, want[0], want[1], None, 32**-0.5, 0.0), atol=1e-5)
     np.testing.assert_allclose(total, want[0].sum(), rtol=1e-4)
     np.testing.assert_array_equal(values, want[1])
+
+
+# --- keys and values in blocks --------------------------------------------------------------------------------------
+
+
+def pool_of(kind, shape, seed):
+    """Blocks in a type: (blocks, keys of a block, groups, size)."""
+    data = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return data.astype(TYPES[kind]) if kind in TYPES else ow.quantize(data, kind)
+
+
+def seen_of(x, table, reach):
+    """The first keys of each sequence, gathered: nodes, or arrays."""
+    pool = ow.embedding(x, table) if isinstance(x, ow.Tensor) else x[table]
+    return pool.reshape(table.shape[0], -1, *x.shape[2:])[:, :reach].transpose(0, 2, 1, 3)
+
+
+def run_paged(q, pools, mask, *tables, build):
+    """For each of the tables the result, and whether it was read; ``build(k, v, table)`` gives keys and values."""
+    leaves, ids = ow.weights(dict(zip("kv", pools, strict=True))), ow.input("ids", tables[0].shape, tables[0].dtype)
+    k, v = build(leaves["k"], leaves["v"], ids)
+    device = CpuDevice()
+    nodes = ow.input("q", q.shape, k.dtype), k, v, ow.input("mask", mask.shape, k.dtype)
+    with ow.Scheduler([device]) as scheduler:
+        program = scheduler.build(ow.attention(*nodes, scale=0.2))
+        results = [np.asarray(program.run(q=q, mask=mask, ids=table)) for table in tables]
+    return results[-1], any(form.paged for *_, (op, form, *_) in device.artefacts if op == "attention")
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "room", "columns", "reach"),
+    [("f32", "f32", 16, 20, 257), ("f16", "f16", 7, 37, 256), ("bf16", "bf16", 300, 2, 599),
+     ("q8_0", "q8_0", 64, 2, 65), ("q8_0", "q4_0", 16, 33, 513), ("bf16", "f32", 9, 1, 4), ("f16", "f16", 1, 40, 40)],
+)  # fmt: skip
+def test_keys_and_values_are_read_by_a_block_table(kind, other, room, columns, reach):
+    """The results are those of gathered keys and values, to the bit."""
+    dtype = kind if kind == other and kind in TYPES else "f32"
+    pools = [pool_of(name, (3 * columns + 3, room, 2, 32), i) for i, name in enumerate((kind, other))]
+    table = np.random.default_rng(3).permutation(3 * columns + 3)[: 3 * columns].reshape(3, columns)
+    table[1, : columns // 2] = table[0, : columns // 2]  # a beginning in common
+    q, mask = made((3, 6, 1, 32), dtype, 0), hidden((3, 1, 1, reach), dtype)
+
+    def build(k, v, ids):
+        return [seen_of(x, ids, reach).astype(dtype) for x in (k, v)]
+
+    got, read = run_paged(q, pools, mask, table[::-1], table, build=build)
+    assert read
+    wide = [x.astype(TYPES[dtype]) if isinstance(x, np.ndarray) else ow.dequantize(x) for x in pools]
+    k, v = (seen_of(x, table, reach) for x in wide)
+    want = defined(q, k, v, mask, 0.2, 0.0)
+    np.testing.assert_allclose(got.astype(np.float64), want, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+    nodes = ow.input("q", q.shape, dtype), *[ow.constant(x.copy()) for x in (k, v)], ow.input("m", mask.shape, dtype)
+    with ow.Scheduler([CpuDevice()]) as scheduler:
+        np.testing.assert_array_equal(got, scheduler.build(ow.attention(*nodes, scale=0.2)).run(q=q, m=mask))
+
+
+VIEWS: dict[str, Any] = {
+    "parts of blocks": lambda k, v, ids: [seen_of(x[:, 4:12], ids, 20) for x in (k, v)],
+    "i32": lambda k, v, ids: [seen_of(x, ids, 40) for x in (k, v)],
+    "one gathered": lambda k, v, ids: [seen_of(k, ids, 48), v[:6].reshape(2, 48, 2, 32).transpose(0, 2, 1, 3)],
+    "two tables": lambda k, v, ids: [seen_of(k, ids, 40), seen_of(v, ids + 1, 40)],
+    "some groups": lambda k, v, ids: [seen_of(x, ids, 40)[:, 1:] for x in (k, v)],
+    "last keys": lambda k, v, ids: [seen_of(x, ids, 48)[:, :, 8:] for x in (k, v)],
+    "some elements": lambda k, v, ids: [seen_of(x, ids, 40)[..., 16:] for x in (k, v)],
+    "one for both": lambda k, v, ids: [seen_of(k, ids, 40)] * 2,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_other_views_of_gathered_blocks_are_right(view):
+    pools = [pool_of("f32", (9, 16, 2, 32), i) for i in (1, 2)]
+    table = np.random.default_rng(3).integers(0, 6, (2, 3)).astype(np.int32 if view == "i32" else np.int64)
+    k, v = VIEWS[view](*pools, table)
+    q, mask = made((2, 2, 1, k.shape[-1]), "f32", 0), hidden((2, 1, 1, k.shape[2]), "f32")
+    got, read = run_paged(q, pools, mask, table, build=VIEWS[view])
+    assert read == (view == "parts of blocks")
+    np.testing.assert_allclose(got, defined(q, k, v, mask, 0.2, 0.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_a_block_that_does_not_exist_is_an_error(wrong):
+    pools = [pool_of("f16", (9, 16, 2, 32), i) for i in (1, 2)]
+    table, q, mask = np.zeros((2, 3), np.int64), made((2, 2, 1, 32), "f16", 0), hidden((2, 1, 1, 40), "f16")
+    table[1, 2] = wrong
+    with pytest.raises(ow.ExecutionError, match=f"index {wrong} at .1, 2. is outside of 0 .. 8"):
+        run_paged(q, pools, mask, table, build=lambda k, v, ids: [seen_of(x, ids, 40) for x in (k, v)])

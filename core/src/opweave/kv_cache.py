@@ -16,9 +16,9 @@ from opweave import ops
 from opweave.errors import BoundsError, DTypeError, FormatError, LayoutError, ShapeError
 from opweave.graph.blocks import Blocks
 from opweave.graph.container import pack, unpack
-from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64
+from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64, i64
 from opweave.graph.layout import array_shape
-from opweave.graph.leaf import parts_of
+from opweave.graph.leaf import Spec, parts_of
 from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Where, state
@@ -71,8 +71,10 @@ class KVCache:
     By default each sequence has memory for ``capacity`` tokens. With ``blocks`` the memory is that many blocks of
     ``block`` tokens, which all sequences share: one takes a block when it grows into it, and gives it back when it is
     released or cut. Choose this where most sequences stay far below the capacity (Kwon et al., "Efficient Memory
-    Management for Large Language Model Serving with PagedAttention", 2023). A step then gathers the blocks of each
-    sequence, where it otherwise reads keys and values of all sequences in place.
+    Management for Large Language Model Serving with PagedAttention", 2023), or begin alike: a `fork` shares the blocks
+    of its beginning. On devices with ``reads_block_tables`` a step of few tokens reads blocks where they lie. Prompts,
+    and steps on other devices, gather those of each sequence first; without ``blocks`` a step of all sequences reads
+    keys and values in place everywhere.
 
     Shapes in a graph depend on numbers of tokens and on ``reach`` only, which are rounded up: tokens to a power of two,
     ``reach`` to one of `reaches`. So a function compiled by `opweave.compile` is traced a few times, and from then on a
@@ -473,6 +475,11 @@ class KVCache:
                 last[row] += ids.size - 1
         return Batch(padded, positions, slots, blocks, last, reach, {slot: row for row, slot in enumerate(sequences)})
 
+    def specs(self, rows: int, tokens: int, reach: int) -> tuple[Spec | int, ...]:
+        """What `feed` gives for batches of so many rows and tokens, as shapes: for ``step.warm``."""
+        each, columns = Spec((rows, tokens), i64), -(-reach // self._room) + self._numbered
+        return each, each, each, Spec((rows, columns), i64), Spec((rows,), i64), reach
+
     def _grow(self, counts: Mapping[int, int]) -> None:
         """Make sequences longer by so many tokens, which takes blocks; or raise `BoundsError` and change nothing."""
         needed = {
@@ -542,7 +549,8 @@ class KVCache:
             k, v: shape (n, groups, T, size), of a float type; they take the cache's dtype.
             slots, blocks, reach, positions: as `feed` gives them; ``positions`` only for a layer with a window. With a
                 row for each of the cache's sequences the result is a view, unless they share blocks, are quantized, or
-                come from a ring and from several tokens; else it is a copy.
+                come from a ring and from several tokens; else it is a copy, which a device that
+                ``reads_block_tables`` makes for attention of many queries only.
 
         Returns:
             Keys and values of shape (n, groups, seen, size): of the first ``reach`` positions; of a ring those it
@@ -571,7 +579,7 @@ class KVCache:
         rows = self._ring_rows(ring, positions, blocks) if ring and positions is not None else slots
         count, room = (len(self._lengths), ring) if ring else (self._count, self._room)
         table = blocks[:, -1:] if ring else blocks[:, :columns]
-        before = self._reads_before(ring, tokens, reach)
+        before, gathers = self._reads_before(ring, tokens, reach), n != count or (self._paged and not ring)
         types = {self.keys[layer].dtype, self.values[layer].dtype}
         computed = types.pop() if len(types) == 1 else f64 if f64 in types else f32
         computed = f32 if computed.is_quantized else computed
@@ -584,11 +592,11 @@ class KVCache:
 
         def seen(cache: Tensor, new: Tensor, written: Tensor) -> Tensor:
             version = cache if before else written
-            if not before and cache.dtype.is_quantized and not parts_of(cache):
-                # Both are written before one is read: what decodes blocks then stands beside the attention.
+            if not before and (gathers or cache.dtype.is_quantized) and not parts_of(cache):
+                # Both are written before one is read: what decodes or gathers then stands beside the attention.
                 version = after(written, changed)
             pool = version[:-1].reshape(count, room, *cache.shape[1:])[:, :reach]
-            if n != count or (self._paged and not ring):
+            if gathers:
                 pool = ops.embedding(pool, table).reshape(n, -1, *cache.shape[1:])[:, :reach]
             found = pool.transpose(0, 2, 1, 3).astype(computed)
             if not before:
@@ -672,7 +680,9 @@ class KVCache:
         if unknown := set(options) - {"scale", "soft_cap", "sinks"}:
             raise DTypeError(f"KVCache: attend has no option {', '.join(sorted(unknown))}; there are scale, soft_cap, "
                              "sinks")  # fmt: skip
-        return ops.attention(q.astype(keys.dtype), keys, values, seen, **options).astype(q.dtype)
+        # The mask is made before keys and values are gathered, which then stands beside the attention.
+        queries = after(q.astype(keys.dtype), [seen])
+        return ops.attention(queries, keys, values, seen, **options).astype(q.dtype)
 
 
 def _check_counts(**given: Any) -> None:

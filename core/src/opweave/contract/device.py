@@ -205,6 +205,13 @@ class DeviceHooks:
         Authors of devices that may go away override it."""
         return True
 
+    @property
+    def reads_block_tables(self) -> bool:
+        """Whether attention of few queries reads keys and values by a block table where they lie, although a graph has
+        `embedding` put the blocks of each sequence side by side: a step over an `opweave.KVCache` with ``blocks`` then
+        copies none of them. Authors override it."""
+        return False
+
     # --- what an author implements ----------------------------------------------------------------------------------
 
     def _alloc(self, size: int, usage: Usage) -> Handle:

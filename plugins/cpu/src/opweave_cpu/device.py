@@ -72,6 +72,15 @@ class _Processor(NumPyMemory):
     def _compiling(self) -> Caps:
         return super().caps._replace(fuse=True)
 
+    @property
+    def reads_block_tables(self) -> bool:
+        """Compiled functions do."""
+        if why_not() is not None:
+            return False
+        from opweave_cpu.jit.compiler import has_fma
+
+        return has_fma()
+
     def features(self) -> Mapping[str, Any]:
         return cpu_features()
 

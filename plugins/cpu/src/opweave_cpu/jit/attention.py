@@ -1,6 +1,6 @@
 """Attention: all of it for a few queries, and for more of them what lies between the products of BLAS.
 
-For a few queries, keys and values are read once, where they lie, in their own type.
+For a few queries, keys and values are read once, where they lie, in their own type, also by a block table.
 The keys are cut into chunks, each of which some thread takes for all queries of a group: scores, their largest one,
 shares and sums of values, as in T. Dao et al., "Flash-Decoding for long-context inference", 2023. A second kernel adds
 up the sums of the chunks. Scores are computed for `LANES` pairs of a query and a key at a time: lane r · n + j is
@@ -44,7 +44,7 @@ _I64: Final = ir.IntType(64)
 class _Form(NamedTuple):
     """What a kernel is compiled for: heads of a group and tokens; elements of a key and of a value; the types of all
     but keys and values, of keys, and of values; whether there is a mask, and whether all queries share it; whether
-    scores are capped."""
+    scores are capped; whether keys and values are found by a block table."""
 
     heads: int
     tokens: int
@@ -56,6 +56,7 @@ class _Form(NamedTuple):
     masked: bool
     shared: bool
     capped: bool
+    paged: bool
 
     @property
     def rows(self) -> int:
@@ -91,21 +92,25 @@ def bind_attention(
     soft_cap: float,
     sums: Arg,
     largest: Arg,
+    table: Arg | None = None,
+    keys: int = 0,
 ) -> Call:
     """The call of attention of at most `LANES` queries of each group, of sizes that are multiples of `LANES`.
 
     Args:
         out, q, k, v, mask: f32, f16 or bf16, as of `opweave.attention`; elements of a row lie side by side. Keys and
             values may also be of other types than the queries, and in blocks that `opweave_cpu.jit.blocks` decodes.
+        table: i64 (batch, blocks of a sequence), the block table: ``k`` and ``v`` then are (blocks, groups, keys of a
+            block, size), with equal numbers of rows from one block to the next, and each sequence has ``keys`` keys.
         sums: memory for the sums of values, f32 (batch, groups, chunks, queries rounded up, values).
         largest: for the largest score and the sum of the shares, f32 (batch, groups, chunks, 2, `LANES`).
     """
-    (batch, all_heads, tokens, size), groups, keys = q.shape, k.shape[1], k.shape[2]
+    (batch, all_heads, tokens, size), groups, keys = q.shape, k.shape[1], keys or k.shape[2]
     heads, item = all_heads // groups, q.dtype.itemsize
     shared = mask is not None and not (mask.strides[1] and heads > 1) and not (mask.strides[2] and tokens > 1)
     form = _Form(
         heads, tokens, size, v.shape[3], q.dtype.name, k.dtype.name, v.dtype.name, mask is not None, shared,
-        bool(soft_cap),
+        bool(soft_cap), table is not None,
     )  # fmt: skip
     length, count = chunks_of(keys)
 
@@ -116,27 +121,31 @@ def bind_attention(
 
     def of_keys(arg: Arg) -> tuple[int, ...]:
         n, g, j, _ = arg.strides
-        return n, g, j * length, j, 0, 0
+        return (n, g, j * length, j, 0, 0) if table is None else (0, g, 0, j, 0, 0)
 
     *queries, head, token = rows(q)
     strides: list[tuple[int, ...]] = [(*queries, 0, 0, head, token), of_keys(k), of_keys(v)]
-    args, moves = [q, k, v], [0, k.strides[2] * length, v.strides[2] * length]
+    args = [q, k, v]
     if mask is not None:
         *queries, head, token = rows(mask)
         strides.append((*queries, item * length, item, head, token))
         args.append(mask)
-        moves.append(item * length)
+    numbers = [scale / soft_cap, soft_cap] if soft_cap else [scale]
+    if table is not None:
+        n, j, apart = *table.strides, k.strides[0] // k.strides[2]
+        # The second address is that of the first, and so many bytes more as keys lie before the chunk.
+        strides += [(n, 0, 0, j, 0, 0), (n, 0, length, 0, 0, 0)]
+        args += [table, table]
+        numbers += [k.shape[2], apart]
     for arg in (sums, largest):
         strides.append((*arg.strides[:3], 0, 0, 0))
         args.append(arg)
-        moves.append(arg.strides[2])
-    numbers = [scale / soft_cap, soft_cap] if soft_cap else [scale]
     code = stream.artefact(("attention", form), partial(_scores_and_sums, form))
     calls: list[Call] = []
     whole = keys // length
     for first, some, n in ((0, whole, length), (whole, count - whole, keys - whole * length)):
         if some:
-            there = [moved(arg, first * step) for arg, step in zip(args, moves, strict=True)]
+            there = [moved(arg, first * along[2]) for arg, along in zip(args, strides, strict=True)]
             walk = Walk((batch, groups, some, n, heads, tokens), tuple(strides), 3)
             calls.append(bind_walk(stream, code, walk, there, numbers, work=2 * (size + form.values)))
     *results, head, token = rows(out)
@@ -148,27 +157,30 @@ def bind_attention(
 
 def _scores_and_sums(form: _Form) -> MachineCode:
     """The kernel of a chunk: the sums of its values by their shares, exp(score - largest), and of the shares."""
-    types = [form.dtype, form.of_keys, form.of_values, *[form.dtype] * form.masked, "f32", "f32"]
+    optional = [form.dtype] * form.masked + ["i64", "i64"] * form.paged
+    types = [form.dtype, form.of_keys, form.of_values, *optional, "f32", "f32"]
     writer = Writer(6, [Operand(name, as_dtype(name).itemsize) for name in types])
     code, keys = writer.code, writer.lengths[3]
     factor = writer.scalar().to("f32")
     cap = writer.scalar().to("f32") if form.capped else None
+    room, apart = (writer.integer(), writer.integer()) if form.paged else (None, None)
     queries = writer.array(vector_type("f32"), form.rows * form.size // LANES)
     shares = writer.array(vector_type("f32"), CHUNK // form.keys)
     lanes = Vector(code, ir.Constant(vector_type("i64"), [lane % form.keys for lane in range(LANES)]), "i64")
-    with writer.blocks(3) as (q, k, v, *mask, sums, largest):
+    with writer.blocks(3) as (q, k, v, *rest, sums, largest):
+        rows = _rows_in_blocks(writer, rest[-2:], room, apart) if form.paged else None
         for r, at in enumerate(_rows(writer, form, 0, q)):
             with writer.loop(_I64(0), _I64(form.size), LANES) as i:
                 place = code.add(queries, code.mul(code.add(i, _I64(r * form.size)), _I64(_ITEM)))
                 store(code, (writer.read(0, at, i) * factor).value, place, VECTOR_BYTES)
         top = writer.cell(writer.number(float(np.finfo(np.float32).min), "f32"))  # -inf - -inf would be NaN
-        masks = _rows(writer, form, 3, mask[0]) if mask else []
+        masks = _rows(writer, form, 3, rest[0]) if form.masked else []
 
         def tile(first: Any, left: Any = None) -> None:
-            score = _products(writer, form, k, queries, first, left)
+            score = _products(writer, form, k, rows, queries, first, left)
             if cap is not None:
                 score = tanh(score) * cap
-            if mask:
+            if masks:
                 score = score + _mask(writer, form, masks, first, left)
             if left is not None:
                 exists = lanes < writer.splat(left, "i64")
@@ -191,7 +203,7 @@ def _scores_and_sums(form: _Form) -> MachineCode:
         store(code, best.value, largest)
         weight = writer.folded(total.get(), lambda a, b: a + b, form.keys)
         store(code, weight.value, code.add(largest, _I64(VECTOR_BYTES)))
-        _add_values(writer, form, v, shares, sums)
+        _add_values(writer, form, v, rows, shares, sums)
     return MachineCode(writer.end())
 
 
@@ -204,18 +216,51 @@ def _rows(writer: Writer, form: _Form, k: int, base: Any) -> list[Any]:
     return [code.add(base, code.add(code.mul(head, _I64(h)), code.mul(token, _I64(t)))) for h, t in numbers]
 
 
+def _rows_in_blocks(writer: Writer, places: Sequence[Any], room: Any, apart: Any) -> Any:
+    """The address of the numbers of the rows, from the first block on, in which the keys of a chunk lie.
+
+    Args:
+        places: the address of the sequence's row of the block table, and so many bytes behind it as keys lie before the
+            chunk.
+        room, apart: keys of a block, and rows from one block to the next.
+    """
+    table, ahead = places
+    code, keys, along = writer.code, writer.lengths[3], writer.strides[-4][3]
+    numbers = writer.array(_I64, CHUNK + LANES)
+    lanes = Vector(code, ir.Constant(vector_type("i64"), list(range(LANES))), "i64")
+    first = code.sub(ahead, table)
+    last = code.add(first, code.sub(keys, _I64(1)))
+    with writer.loop(code.udiv(first, room), code.add(code.udiv(last, room), _I64(1)), 1) as block:
+        begin = code.sub(code.mul(block, room), first)
+        start = code.select(code.icmp_signed("<", begin, _I64(0)), _I64(0), begin)
+        end = code.add(begin, room)
+        end = code.select(code.icmp_signed("<", end, keys), end, keys)
+        number = load(code, _I64, code.add(table, code.mul(block, along)))
+        shift = code.sub(code.mul(number, apart), begin)
+        with writer.loop(start, end, LANES) as j:  # what is written beyond the end is the next block's
+            rows = writer.splat(code.add(shift, j), "i64") + lanes
+            store(code, rows.value, code.add(numbers, code.mul(j, _I64(8))), 8)
+    return numbers
+
+
+def _row(writer: Writer, rows: Any, j: Any) -> Any:
+    """In which row key ``j`` of a chunk lies."""
+    code = writer.code
+    return j if rows is None else load(code, _I64, code.add(rows, code.mul(j, _I64(8))), 8)
+
+
 def _tile_of(writer: Writer, form: _Form, shares: Any, first: Any) -> Any:
     """Where the scores of the keys from ``first`` on are."""
     return writer.code.add(shares, writer.code.mul(first, _I64(form.rows * _ITEM)))
 
 
-def _products(writer: Writer, form: _Form, k: Any, queries: Any, first: Any, left: Any) -> Vector:
+def _products(writer: Writer, form: _Form, k: Any, rows: Any, queries: Any, first: Any, left: Any) -> Vector:
     """The products of all queries with the keys from ``first`` on, of which ``left`` exist."""
     code, along = writer.code, writer.strides[1][3]
     places = []
     for j in range(form.keys):
         number = _I64(j) if left is None else writer.code.select(code.icmp_signed("<", _I64(j), left), _I64(j), _I64(0))
-        places.append(code.add(k, code.mul(code.add(first, number), along)))
+        places.append(code.add(k, code.mul(_row(writer, rows, code.add(first, number)), along)))
     sums = [writer.cell(writer.number(0.0, "f32")) for _ in range(LANES)]
     for i, keys in _in_vectors(writer, 1, form.of_keys, form.size, places):
         for r in range(form.rows):
@@ -256,7 +301,7 @@ def _mask(writer: Writer, form: _Form, rows: Sequence[Any], first: Any, left: An
     return Vector(code, whole, "f32")
 
 
-def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> None:
+def _add_values(writer: Writer, form: _Form, v: Any, rows: Any, shares: Any, sums: Any) -> None:
     """Code that stores the sums of the values of a chunk, each times its share, for each query."""
     code, keys, along = writer.code, writer.lengths[3], writer.strides[2][3]
     vectors, vector, dtype = form.values // LANES, vector_type("f32"), as_dtype(form.of_values)
@@ -276,7 +321,7 @@ def _add_values(writer: Writer, form: _Form, v: Any, shares: Any, sums: Any) -> 
                 places.append(own)
                 cells.append([writer.cell(Vector(code, load(code, vector, at), "f32")) for at in own])
             with writer.loop(first, end, 1) as j:
-                row = code.add(v, code.mul(j, along))
+                row = code.add(v, code.mul(_row(writer, rows, j), along))
                 if dtype.is_float:
                     values = [writer.read(2, row, code.add(column, _I64(c * LANES))) for c in range(columns)]
                 else:

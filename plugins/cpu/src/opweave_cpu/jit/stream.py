@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
+from opweave.graph.layout import dense_strides
 from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, has_fma, recall
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
@@ -33,6 +34,9 @@ _READERS: Final[Mapping[str, tuple[int, ...]]] = {"linear": (1,), "expert_linear
 _MAKERS: Final = frozenset({"cast", "dequantize"})
 """Operations that make f32 of what is stored in another type."""
 
+_GATHERS: Final = frozenset({"embedding"})
+"""Operations that put blocks of keys or values side by side, which attention finds by their block table."""
+
 
 class CompilingStream(CpuStream):
     """Runs kernels as `CpuStream`, but chains of pointwise steps, and single ones for which NumPy makes several passes,
@@ -45,15 +49,16 @@ class CompilingStream(CpuStream):
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         stored = _stored(steps)
         if stored:
-            done = {id(before) for found in stored.values() for before in found.values()}
+            done = {id(before) for found, _ in stored.values() for before in found}
             steps = [step for step in steps if id(step) not in done]
         kinds = _kinds(steps)
         groups: list[Group] = []
         chained = {number for number, kind in kinds.items() if kind.chains}
         for run in pointwise_groups(steps, lambda step: id(step) in chained, MOST_STEPS.value):
             if id(run[0]) in stored:
-                before = stored[id(run[0])]
-                groups.append(Group((*before.values(), run[0]), _scratch_bytes(_as_stored(run[0], before))))
+                before, read = stored[id(run[0])]
+                workspace = max(_scratch_bytes(read), *map(self.device._workspace, before))
+                groups.append(Group((*before, run[0]), workspace))
                 continue
             for chain in [run] if len(run) == 1 else _chains(run, kinds):
                 alone = self._alone(chain[0], kinds) if len(chain) == 1 else None
@@ -66,8 +71,8 @@ class CompilingStream(CpuStream):
 
     def _alone(self, step: Step, kinds: Mapping[int, Kind]) -> Single:
         kind = kinds.get(id(step))
-        chains = (kind is not None and kind.chains) or step.op == "dequantize"
-        follows = _MAKERS if _may_read(step) else frozenset()
+        chains = (kind is not None and kind.chains) or step.op == "dequantize" or _gathers(step)
+        follows = _followed(step) if _may_read(step) else frozenset()
         if kind is not None and kind.kernel is not None:
             return Single(kind.kernel, 0, chains, follows)
         kernel = None if step.choice is None else step.choice.kernel
@@ -86,8 +91,8 @@ class CompilingStream(CpuStream):
 
     def _bind_stored(self, group: Group) -> Call:
         *before, last = group.steps
-        of = {at: step for at, src in enumerate(last.srcs) for step in before if _is_same(step.out, src)}
-        step = _as_stored(last, of)
+        step = _as_stored(last, before)
+        assert step is not None
         if step.op == "linear":
             from opweave_cpu.jit.products import prepare_product
 
@@ -96,8 +101,8 @@ class CompilingStream(CpuStream):
             call = self.artefact(key, partial(prepare_product, self, step)).bind(self, args)
         else:
             call = _kernel(step.op).bind(self, step, group.scratch)
-        # Somebody else may read what is made, in a group of his own: then it has memory.
-        others = [self._bind(Group((x,))) for x in before if x.out.buffer is not None]
+        # Somebody else may read what is made, in a group of his own: then it has memory, and is made too.
+        others = [self._bind(Group((x,), scratch=group.scratch)) for x in before if x.out.buffer is not None]
         return in_turn([*others, call]) if others else call
 
     def artefact(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -164,55 +169,124 @@ class CompilingStream(CpuStream):
                 self._warm(part)
 
 
-def _stored(steps: Sequence[Step]) -> Mapping[int, Mapping[int, Step]]:
-    """By ``id(step)`` of products of some rows and attention of few queries: the steps that convert, or decode, sources
-    which nothing else reads, by their positions. It then reads what these read, as it lies: fewer bytes, and once."""
+def _stored(steps: Sequence[Step]) -> Mapping[int, tuple[Sequence[Step], Step]]:
+    """By ``id(step)`` of products of some rows and attention of few queries: the steps that convert, decode, or gather
+    sources which nothing else reads, and the step as it reads what these read, as it lies: fewer bytes, and once."""
     if not any(map(_makes, steps)):
         return {}
     makers: dict[int, Step] = {}
-    found: dict[int, Mapping[int, Step]] = {}
+    found: dict[int, tuple[Sequence[Step], Step]] = {}
     reads = Counter(src.value for step in steps for src in step.srcs)
     for step in steps:
         # What is written anew behind a step is not what that step has read.
-        makers = {value: maker for value, maker in makers.items() if maker.srcs[0].value != step.out.value}
+        makers = {
+            value: maker for value, maker in makers.items() if all(src.value != step.out.value for src in maker.srcs)
+        }
         if _makes(step):
             makers[step.out.value] = step
         elif makers and _may_read(step):
-            values = {at: step.srcs[at].value for at in _READERS[step.op]}
-            of = {
-                at: makers[value] for at, value in values.items()
-                if value in makers and reads[value] == 1 and _is_same(makers[value].out, step.srcs[at])
-            }  # fmt: skip
-            if of and has_fma() and _reads(_as_stored(step, of)):
-                found[id(step)] = of
+            alone = {value: maker for value, maker in makers.items() if reads[value] == 1}
+            for gathered in (_GATHERS, frozenset[str]()):
+                before = _before(step, alone, gathered)
+                read = _as_stored(step, before) if before and has_fma() else None
+                if read is not None and _reads(read):
+                    found[id(step)] = before, read
+                    break
+    return found
+
+
+def _before(step: Step, makers: Mapping[int, Step], gathered: frozenset[str]) -> Sequence[Step]:
+    """The steps among ``makers`` that make what ``step`` may read as it is stored, in their order."""
+    found: list[Step] = []
+    for at in _READERS[step.op]:
+        value = step.srcs[at].value
+        for ops in (_MAKERS, gathered):
+            if value in makers and makers[value].op in ops:
+                found.insert(0, makers[value])
+                value = makers[value].srcs[0].value
     return found
 
 
 def _makes(step: Step) -> bool:
-    """Whether the step makes f32 of a half type, or of blocks, which nobody else needs."""
-    if step.op not in _MAKERS or step.live or step.out.dtype.name != "f32" or not step.out.is_dense:
+    """Whether the step makes f32 of a half type, or of blocks, or gathers blocks, which nobody else needs."""
+    if step.live or _gathers(step):
+        return not step.live
+    if step.op not in _MAKERS or step.out.dtype.name != "f32" or not step.out.is_dense:
         return False
     return step.op == "dequantize" or step.srcs[0].dtype.is_half
 
 
-def _as_stored(step: Step, before: Mapping[int, Step]) -> Step:
-    """The step with what the steps before it read in the place of what they make."""
-    srcs = [before[at].srcs[0] if at in before else src for at, src in enumerate(step.srcs)]
-    return step._replace(srcs=tuple(srcs), choice=None)
+def _gathers(step: Step) -> bool:
+    """Whether the step gathers blocks of keys or values: (blocks, keys of a block, groups, size), by a block table."""
+    return step.op in _GATHERS and [len(src.shape) for src in step.srcs] == [4, 2]
+
+
+def _followed(step: Step) -> frozenset[str]:
+    """The operations whose sources a step may read: attention those of gathers, all those of conversions to f32."""
+    gathered = _GATHERS if step.op == "attention" else frozenset[str]()
+    return gathered | _MAKERS if step.srcs[1].dtype.name == "f32" else gathered
+
+
+def _as_stored(step: Step, before: Sequence[Step]) -> Step | None:
+    """The step with what all of the steps before it read in the place of what they make; ``None`` where it cannot
+    be. Attention is given the block table, and how many keys a sequence has, as attributes."""
+    srcs, attrs, tables, used = list(step.srcs), step.attrs, list[Arg](), 0
+    for at in _READERS[step.op]:
+        for maker in reversed(before):
+            if maker.op in _GATHERS:
+                pool = _pool(maker, srcs[at])
+                tables += [maker.srcs[1]] * (pool is not None)
+            else:
+                pool = maker.srcs[0] if _is_same(maker.out, srcs[at]) else None
+            if pool is not None:
+                srcs[at], used = pool, used + 1
+    if used < len(before):
+        return None
+    if tables:
+        k, v = srcs[1], srcs[2]
+        apart = k.strides[0] * v.strides[2] == v.strides[0] * k.strides[2]
+        if len(tables) < 2 or tables[0] != tables[1] or k.shape[2] != v.shape[2] or not apart:
+            return None
+        attrs = {**attrs, "table": tables[0], "keys": step.srcs[1].shape[2]}
+    return step._replace(srcs=tuple(srcs), attrs=attrs, choice=None)
+
+
+def _pool(gather: Step, src: Arg) -> Arg | None:
+    """The blocks that a step gathers, as (blocks, groups, keys of a block, size), where attention reads of them, as
+    ``src``, all groups of the first keys of each sequence; else ``None``."""
+    (blocks, ids), out = gather.srcs, gather.out
+    count, room, groups, size = blocks.shape
+    n, keys = ids.shape[0], ids.shape[1] * room
+    batch, key, group, element = dense_strides((n, keys, groups, size), out.dtype)
+    strides = batch, group, key, element
+    if not _begins_as(out, src) or src.shape != (n, groups, min(keys, src.shape[2]), size):
+        return None
+    if any(a != b for a, b, length in zip(src.strides, strides, src.shape, strict=True) if length > 1):
+        return None
+    apart, key, group, element = blocks.strides
+    if ids.dtype.name != "i64" or not key or apart % key:
+        return None
+    return Arg(
+        blocks.buffer, blocks.offset, blocks.dtype, (count, groups, room, size), (apart, group, key, element),
+        blocks.handle, blocks.value, blocks.buffer_type,
+    )  # fmt: skip
+
+
+def _begins_as(a: Arg, b: Arg) -> bool:
+    return a.buffer is b.buffer and a.offset == b.offset and (a.buffer is not None or a.value == b.value)
 
 
 def _is_same(a: Arg, b: Arg) -> bool:
-    lies = a.buffer is b.buffer and a.offset == b.offset and (a.buffer is not None or a.value == b.value)
-    return lies and a.shape == b.shape and a.strides == b.strides
+    return _begins_as(a, b) and a.shape == b.shape and a.strides == b.strides
 
 
 def _may_read(step: Step) -> bool:
-    """Whether the step may be one of those that read sources as they are stored: f32, with few rows."""
-    if step.op not in _READERS or step.srcs[1].dtype.name != "f32":
+    """Whether the step may be one of those that read sources as they are stored: with few rows, and of weights f32."""
+    if step.op not in _READERS:
         return False
     if step.op == "attention":
         return step.srcs[0].shape[2] <= COMPILED_ROWS.value
-    return step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
+    return step.srcs[1].dtype.name == "f32" and step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
 
 
 def _reads(step: Step) -> bool:

@@ -21,8 +21,9 @@ from opweave.ops.normalization import alibi_slopes
 from opweave.ops.operands import optional_operands
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.jit.supported import BLOCKS, VECTOR
+from opweave_cpu.kernels.indexing import id_check
 from opweave_cpu.kernels.table import KERNELS
-from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, row_sums, window, worker_scratch
+from opweave_cpu.tiles import Array, compute_dtype, constant, for_rows, in_turn, row_sums, window, worker_scratch
 from opweave_cpu.tunables import ATTENTION_WORK, limit
 from opweave_cpu.workers import Cut, bind_workers, full_cuts, is_blas_matrix, worker_count
 
@@ -153,8 +154,8 @@ def _workspace_few(step: Step) -> Arrays:
     from opweave_cpu.jit.attention import chunks_of, padded
 
     q, k, v, *_ = step.srcs
-    batch, groups, keys = k.shape[:3]
-    lead = batch, groups, chunks_of(keys)[1]
+    groups, keys = k.shape[1], step.attrs.get("keys", k.shape[2])
+    lead = q.shape[0], groups, chunks_of(keys)[1]
     return {
         "sums": ("f32", (*lead, padded(q.shape[1] // groups * q.shape[2]), v.shape[3])),
         "largest": ("f32", (*lead, 2, VECTOR)),
@@ -164,11 +165,13 @@ def _workspace_few(step: Step) -> Arrays:
 @KERNELS("attention", dtypes="f32 f16 bf16", when=_why_not_few, workspace=_workspace_few)
 def attention_of_few_queries(
     stream: Stream, op: str, out: Arg, q: Arg, k: Arg, v: Arg, mask: Arg | None = None, *, sums: Arg, largest: Arg,
-    scale: float, soft_cap: float, **_: Any,
+    scale: float, soft_cap: float, table: Arg | None = None, keys: int = 0, **_: Any,
 ) -> Call:  # fmt: skip
+    """The stream gives the last two where keys and values are read by a block table."""
     from opweave_cpu.jit.attention import bind_attention
 
-    return bind_attention(stream, out, q, k, v, mask, scale, soft_cap, sums, largest)
+    call = bind_attention(stream, out, q, k, v, mask, scale, soft_cap, sums, largest, table, keys)
+    return call if table is None else in_turn([id_check(table.view, k.shape[0], "embedding"), call])
 
 
 def _workspace(step: Step) -> Arrays:
