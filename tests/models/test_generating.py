@@ -186,6 +186,29 @@ def test_restored_and_forked_sessions_take_the_places_of_kept_ones(llm, tmp_path
             np.testing.assert_allclose(restored.logits(), truth, rtol=1e-4, atol=1e-5)
 
 
+def test_a_beginning_in_common_is_kept_once(folders, monkeypatch):
+    """In blocks of 50 tokens, four for each context. Answers are those of sequences that share none, and each sequence
+    reaches its context: kept ones leave their blocks with their places."""
+    prompts = [[*FIRST, *SECOND, *FIRST, last] for last in (7, 8, 9)]
+    answers = []
+    for shares in (False, True):
+        monkeypatch.setattr(type(ow.device("cpu")), "reads_block_tables", shares)
+        with models.load(folders["llama"][0], "cpu", context=200, sequences=3, kv="f32") as llm:
+            cache, sessions = llm.decoder_cache(), []
+            for ids in prompts:
+                sessions.append(llm.session(ids))
+                sessions[-1].logits()
+            assert cache.free_blocks == (12 - 3 - 1 - 1 if shares else 0)
+            answers.append([tokens_of(session.generate(5)) for session in sessions])
+            for session in sessions:
+                session.close()
+            for first in (3, 4, 5) if shares else ():
+                llm.session([first] * 200).logits()
+                assert cache.free_blocks == {3: 4, 4: 1, 5: 0}[first]
+            assert not shares or cache.lengths.tolist() == [200] * 3
+    assert answers[0] == answers[1]
+
+
 # --- several clients ------------------------------------------------------------------------------------------------
 
 

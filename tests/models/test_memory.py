@@ -83,6 +83,13 @@ def test_each_of_several_devices_makes_the_copies_that_the_plan_says(path, monke
             assert copies <= share.repack
 
 
+@pytest.mark.parametrize("context", [7, 65, 129, 256])
+def test_the_plan_says_what_shared_blocks_take(path, context):
+    with models.load(path, "cpu", context=context, sequences=3) as llm:
+        states = [*llm.decoder_cache().keys, *llm.decoder_cache().values]
+        assert sum(state.nbytes for state in states) == pytest.approx(llm.plan.shares[0].cache, rel=0.05)
+
+
 def test_more_copies_are_made_where_they_are_asked_for(path):
     available("torch:cpu")
     few, many = (models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=repack).shares[0]

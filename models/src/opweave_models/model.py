@@ -36,6 +36,10 @@ __all__ = ["Model", "Session", "Stats", "load", "planned"]
 CHUNK: Final = 512
 """Tokens of a prompt that one step computes: enough for products of matrices, and a bound for temporary values."""
 
+BLOCK: Final = 64
+"""Tokens of a block of keys and values, at most, that sequences share: a beginning that ends in one is copied from
+there on."""
+
 
 def load(
     path: str | os.PathLike[str] | ModelFile,
@@ -173,7 +177,8 @@ class Model:
             if plan.placed:
                 self._alone = Alone(plan, self.config, self.weights, scheduler.streams)
             layers = plan.layers if plan.placed else None
-            self.cache = _new_cache(self.config, plan.sequences, plan.context, plan.kv, layers)
+            shared = plan.sequences > 1 and all(ow.device(name).reads_block_tables for name in set(plan.layers))
+            self.cache = _new_cache(self.config, plan.sequences, plan.context, plan.kv, layers, shared)
             self.step: Any = ow.compile(self.graph, devices=scheduler)
         else:
             self.step = ow.compile(self._encoded, devices=scheduler)
@@ -212,9 +217,9 @@ class Model:
         that no step later waits for it."""
         cache = self.decoder_cache()
         reaches = [r for i, r in enumerate(cache.reaches) if not i or cache.reaches[i - 1] < (tokens or r)]
-        ids = {n: ow.Spec((n, 1), "i64") for n in (1, self.plan.sequences)}
+        rows = sorted({1, self.plan.sequences})
         with self.lock:
-            self.step.warm([(one, one, one, one, ow.Spec((n,), "i64"), r) for r in reaches for n, one in ids.items()])
+            self.step.warm([cache.specs(n, 1, reach) for reach in reaches for n in rows])
 
     def advance(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Logits]:
         """Feed the next tokens of sequences, in chunks, and return the logits that follow each.
@@ -300,7 +305,8 @@ class Model:
             return cache.fork(best, found[best])
 
     def free_place(self) -> None:
-        """Forget the sequence that was kept longest, where no other place is free."""
+        """Forget the sequence that was kept longest, where no other place is free. Its blocks go with it: there are so
+        many that none is missing where there is a place."""
         cache = self.decoder_cache()
         if self._kept and not cache.free_sequences:
             cache.release(self._kept.pop(0))
@@ -586,10 +592,18 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
         yield scheduler.partition(output)
 
 
-def _new_cache(config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None) -> ow.KVCache:
-    """An empty cache of a decoder: rings where its layers look back over a window."""
+def _new_cache(
+    config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None, shared: bool = False
+) -> ow.KVCache:
+    """An empty cache of a decoder: rings where its layers look back over a window, else memory for the context of each
+    sequence, or as many blocks, which they share."""
     windows = [config.window if windowed else None for windowed in config.windowed]
-    return ow.KVCache(config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows)
+    each = -(-context // BLOCK)  # blocks of a sequence, which are equal and filled by its context
+    block, blocks = (-(-context // each), sequences * each) if shared else (BLOCK, None)
+    return ow.KVCache(
+        config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows, block=block,
+        blocks=blocks,
+    )  # fmt: skip
 
 
 def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
