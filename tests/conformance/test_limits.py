@@ -20,6 +20,7 @@ NUMBERS: Final[Mapping[str, Mapping[tuple[str, str], str]]] = {
         ("jit/batched_products.py", "LANES"): "lanes of a register",
         ("jit/blocks.py", "4"): "scales that have their bits in one byte",
         ("jit/compiler.py", "TOGETHER"): "how many functions are compiled at a time",
+        ("jit/grouped_products.py", "LANES"): "lanes of a register",
         ("jit/integer_products.py", "LANES"): "lanes of a register",
         ("jit/integers.py", "15"): "the largest value of 4 bits",
         ("jit/integers.py", "BYTES"): "bytes of a register",

@@ -376,7 +376,7 @@ def test_rows_are_multiplied_by_the_integers_of_their_experts(dtype, index, prec
 
 
 @needs_bytes
-def test_experts_with_many_rows_are_decoded_once_for_all_of_them():
+def test_experts_with_many_rows_are_multiplied_at_once():
     def factory(rows, precision="int8"):
         shapes = {"out": ("f32", (rows, 2, 32)), "x": ("f32", (rows, 1, 256)), "w": ("q8_0", (4, 32, 256)),
                   "ids": ("i64", (rows, 2))}  # fmt: skip
@@ -388,6 +388,7 @@ def test_experts_with_many_rows_are_decoded_once_for_all_of_them():
         return kernel and kernel.factory
 
     assert factory(1) is experts.expert_linear_in_int8
-    assert factory(1, "exact") is experts.expert_linear_of_integers
-    assert factory(64) is experts.expert_linear_in_int8
-    assert factory(65) is experts.expert_linear_of_blocks
+    assert factory(2048) is experts.expert_linear_in_int8
+    assert factory(2049) is experts.compiled_expert_linear
+    assert factory(8, "exact") is experts.expert_linear_of_integers
+    assert factory(9, "exact") is experts.compiled_expert_linear

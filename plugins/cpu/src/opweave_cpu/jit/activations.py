@@ -87,6 +87,8 @@ def bind_records(
     *,
     padded: int,
     order: Order,
+    places: Arg | None = None,
+    repeats: int = 0,
 ) -> Call:
     """The call that makes records of dense activations. The records of all rows for one stretch lie side by side.
 
@@ -95,32 +97,39 @@ def bind_records(
             row because they are infinite, NaN, or of magnitudes beyond `SMALLEST` and `LARGEST`; else to 0.
         padded: rows for which there is memory, a multiple of 16 if they are interleaved. Those behind the last row
             stay as they are.
+        places: i64, for each of the ``padded`` records, interleaved ones, the number of the row that it is made of,
+            where each row has ``repeats`` numbers in turn; negative where there is none. Default: all rows in turn.
     """
     inputs, size = x.shape[-1], x.dtype.itemsize
     rows, stretches, tail = x.size // inputs, -(-inputs // STRETCH), inputs % STRETCH
     record = digits.record_bytes(form)
-    key = "records", w.name, digits, x.dtype.name, tail, order
-    code = stream.artefact(key, partial(_records, form, digits, x.dtype, tail, order=order))
+    key = "records", w.name, digits, x.dtype.name, tail, order, repeats
+    code = stream.artefact(key, partial(_records, form, digits, x.dtype, tail, order=order, repeats=repeats))
     # Two axes of rows: of blocks, and of the rows of each.
     parts, of_block, of_row = [(0, rows, 1)], record, 0
     if order == "interleaved":
+        rows = rows if places is None else padded
         parts, of_block, of_row = [(0, rows // LANES, LANES), (rows // LANES, 1, rows % LANES)], LANES * record, 4
     height = max(n for _, _, n in parts)
     calls = []
     for first, count, n in parts:
         if count and n:
-            strides = [(height * inputs * size, inputs * size, STRETCH * size, size)]
+            strides = [(height * inputs * size if places is None else 0, inputs * size, STRETCH * size, size)]
             strides += [(of_block, of_row, padded * record, 1), *[(height, 1, 0, 0)] * (marks is not None)]
             args = [moved(x, first * strides[0][0]), moved(records, first * of_block)]
             args += [] if marks is None else [moved(marks, first * height)]
+            if places is not None:
+                args.append(places)
+                strides.append((height * 8, 8, 0, 0))
             walk = Walk((count, n, stretches, STRETCH), tuple(strides), 1)
             calls.append(bind_walk(stream, code, walk, args, work=4 * digits.places))
     return in_turn(calls)
 
 
-def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -> MachineCode:
+def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order, repeats: int = 0) -> MachineCode:
     exact = digits.places > 1
-    writer = Writer(4, [Operand(x.name, x.itemsize), *[Operand("i8", 1)] * (1 + exact)])
+    operands = [Operand(x.name, x.itemsize), *[Operand("i8", 1)] * (1 + exact)]
+    writer = Writer(4, [*operands, *[Operand("i64", 8)] * (repeats > 0)])
     code, lengths = writer.code, writer.lengths
     place = {run: at for at, run in enumerate(form.order)} if order == "unpacked" else {run: run for run in range(RUNS)}
     rows = LANES if order == "interleaved" else 1
@@ -135,8 +144,12 @@ def _records(form: Form, digits: Digits, x: DType, tail: int, *, order: Order) -
                 store(code, ir.Constant(vector_type("f32"), None), place_of_scalars, 4)
         # The rows of a block inside: interleaved, they share cache lines.
         r = stack.enter_context(writer.loop(_I64(0), lengths[1], 1))
-        mark = writer.cell(writer.number(0, "i32"))
-        source, record = writer.at(0, block, r, s), writer.at(1, block, r, s)
+        row, record = r, writer.at(1, block, r, s)
+        if repeats:
+            number = load(code, _I64, writer.at(-1, block, r), 8)
+            stack.enter_context(code.if_then(code.icmp_signed(">=", number, _I64(0))))
+            row = code.sdiv(number, _I64(repeats))
+        source, mark = writer.at(0, block, row, s), writer.cell(writer.number(0, "i32"))
         is_last = code.icmp_signed("==", s, code.sub(lengths[2], _I64(1)))
         left = code.select(is_last, _I64(tail or STRETCH), _I64(STRETCH))
         for group in range(RUNS // 2):

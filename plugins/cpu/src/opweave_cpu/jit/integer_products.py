@@ -22,7 +22,17 @@ from opweave_cpu.jit.activations import Digits, Order, bind_records, digits_of, 
 from opweave_cpu.jit.amx import has_tiles
 from opweave_cpu.jit.compiler import MachineCode, target
 from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row, Stretch, dot, form_of
-from opweave_cpu.jit.row_blocks import CHUNK, bind_row_blocks, chunks, clear_sums, place, row_bytes, store_results
+from opweave_cpu.jit.row_blocks import (
+    CHUNK,
+    bind_groups,
+    bind_row_blocks,
+    block_writer,
+    chunks,
+    clear_sums,
+    place,
+    row_bytes,
+    store_results,
+)
 from opweave_cpu.jit.tile_products import multiply_tiles
 from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, select, store, transposed, vector_type
 from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved
@@ -30,7 +40,7 @@ from opweave_cpu.jit.writer import Cell, Writer
 from opweave_cpu.tiles import in_turn
 from opweave_cpu.tunables import INTEGER_ROWS, PREFETCHED, TILE_ROWS
 
-__all__ = ["bind_experts", "bind_integer_product", "padded_rows", "record_bytes"]
+__all__ = ["bind_experts", "bind_grouped_experts", "bind_integer_product", "padded_rows", "record_bytes"]
 
 UNROLLED: Final = 4
 """Words of integers that a turn of the innermost loop multiplies."""
@@ -143,17 +153,43 @@ def _bind_few(stream: Stream, product: _Product, padded: int) -> Call:
     return bind_walk(stream, code, walk, [w, records, *biases, *results], work=work)
 
 
-def _bind_many(stream: Stream, product: _Product, padded: int) -> Call:
-    """The call that multiplies rows by blocks of rows of weights, by tiles if the processor has them."""
+def _bind_many(stream: Stream, product: _Product, padded: int, groups: Sequence[Arg] = ()) -> Call:
+    """The call that multiplies rows by blocks of rows of weights, by tiles if the processor has them.
+
+    Args:
+        groups: as of `bind_row_blocks`.
+    """
     form, digits, _, rows, (w, *_) = product
-    tiles = _by_tiles(rows)
-    vectors = 1 if tiles or w.shape[0] < 2 * LANES else 2
+    count, each = (w.shape[0], rows // w.shape[0]) if groups else (rows, rows)
+    tiles = _by_tiles(each)
+    vectors = 1 if tiles or w.shape[-2] < 2 * LANES else 2
     make: Callable[..., MachineCode] = multiply_tiles if tiles else partial(_many, vectors=vectors)
-    kernel = partial(make, form, digits, product.tail, product.biases, product.args[-1].dtype)
-    code = stream.artefact(("many rows", tiles, vectors, digits, product.tail, product.types), kernel)
-    record, lengths = digits.record_bytes(form), (product.stretches, rows)
-    of_records, work = (padded * record, record), vectors * STRETCH
-    return bind_row_blocks(stream, code, product.args, lengths, product.of_weights, of_records, work, vectors)
+    kernel = partial(make, form, digits, product.tail, product.biases, product.args[-1].dtype, grouped=bool(groups))
+    code = stream.artefact(("many rows", tiles, vectors, digits, product.tail, product.types, bool(groups)), kernel)
+    record, lengths = digits.record_bytes(form), (product.stretches, count)
+    of_records, work = (padded * record, record), vectors * STRETCH * rows // count
+    return bind_row_blocks(stream, code, product.args, lengths, product.of_weights, of_records, work, vectors, groups)
+
+
+def bind_grouped_experts(
+    stream: Stream, out: Arg, x: Arg, w: Arg, ids: Arg, records: Arg, places: Arg, bounds: Arg
+) -> Call:
+    """The call of `opweave.expert_linear` of dense operands in ``int8``, the rows of an expert at once.
+
+    Args:
+        ids: of experts that exist.
+        records: as of `bind_integer_product`, for each of the places.
+        places, bounds: as of `bind_groups`.
+    """
+    inputs, form = w.shape[2], form_of(w.dtype.name)
+    digits, repeats = digits_of(form, "int8"), ids.size * inputs // x.size
+    before = bind_records(
+        stream, form, digits, x, w.dtype, records, None, padded=places.size, order="interleaved",
+        places=places, repeats=repeats,
+    )  # fmt: skip
+    product = _Product(form, digits, inputs, ids.size, [w, records, out])
+    multiply = _bind_many(stream, product, places.size, [places, bounds])
+    return in_turn([bind_groups(ids.view, places.view, bounds.view), before, multiply])
 
 
 def bind_experts(stream: Stream, out: Arg, x: Arg, w: Arg, ids: Arg, records: Arg, marks: Arg | None = None) -> Call:
@@ -284,10 +320,12 @@ def _alike(form: Form) -> list[tuple[tuple[int, ...], list[int]]]:
 # --- 32 rows of weights at a time -----------------------------------------------------------------------------------
 
 
-def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType, vectors: int = 2) -> MachineCode:
+def _many(
+    form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType, vectors: int = 2, *,
+    grouped: bool = False,
+) -> MachineCode:  # fmt: skip
     """The kernel of `_bind_many`, which multiplies any number of rows by blocks of 16 rows of weights, or of 32."""
-    operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
-    writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
+    writer = block_writer(biases, into, grouped=grouped)
     height = vectors * LANES
     code, weights = writer.code, Row(writer, form, tail, height)
     sums = writer.array(vector_type("f32"), vectors * CHUNK)
@@ -295,7 +333,7 @@ def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DT
     factors = writer.array(vector_type("f32"), vectors * LANES)
     unpacked = writer.array(vector_type("i32"), (form.vectors + 1) * height)
     together = _together()
-    with chunks(writer) as (n, chunk, rows):
+    with chunks(writer, grouped=grouped) as (n, chunk, rows):
         clear_sums(writer, sums, code.mul(rows, _I64(vectors)), vectors * together)
         with writer.loop(_I64(0), writer.lengths[1], 1) as s:
             with writer.loop(_I64(0), _I64(height), 1) as lane:
@@ -313,7 +351,7 @@ def _many(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DT
                 x = code.add(block, code.mul(of_block, _I64(4)))
                 of_rows = place(code, sums, code.mul(r, _I64(vectors)))
                 _multiply(writer, form, digits, x, panel, factors, of_rows, vectors)
-        store_results(writer, sums, n, chunk, rows, biased=bool(biases), vectors=vectors)
+        store_results(writer, sums, n, chunk, rows, biased=bool(biases), vectors=vectors, grouped=grouped)
     return MachineCode(writer.end())
 
 

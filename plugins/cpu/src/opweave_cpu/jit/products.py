@@ -28,6 +28,7 @@ __all__ = [
     "fits_experts",
     "is_decoded",
     "prepare_product",
+    "weight_values",
 ]
 
 MOST_PASS: Final = limit("product_pass_rows", 8, 1, 8, bounds=(1, 8))
@@ -126,7 +127,7 @@ def _sums(
     zero = writer.number(0.0, "f32")
     parts = max(1, _SUMS // (len(rows) * together))
     cells = {(r, k): [writer.cell(zero) for _ in range(parts)] for r in rows for k in range(together)}
-    for number, (i, values) in enumerate(_values(writer, weights, places[:together])):
+    for number, (i, values) in enumerate(weight_values(writer, weights, places[:together], writer.length)):
         for r in rows:
             x = writer.read(together + r, places[together + r], i)
             for k, value in enumerate(values):
@@ -177,19 +178,21 @@ def _expert_product(weights: str, of: str, picks: str, into: str) -> MachineCode
     return MachineCode(writer.end())
 
 
-def _values(writer: Writer, weights: DType, rows: Sequence[Any]) -> Iterator[tuple[Any, Sequence[Vector]]]:
+def weight_values(
+    writer: Writer, weights: DType, rows: Sequence[Any], length: Any
+) -> Iterator[tuple[Any, Sequence[Vector]]]:
     """Writes a loop over the blocks, or vectors, of rows of weights, which are operands 0, 1, ...: gives the index of
     some values in their row, and these values of each row."""
     code = writer.code
     if weights.is_float:
-        with writer.loop(_I64(0), writer.length, LANES) as i:
+        with writer.loop(_I64(0), length, LANES) as i:
             # The processor itself prefetches the rows that come next too late, except those of half types.
             for k, row in enumerate(rows if weights is _F32 else ()):
                 ahead = code.add(row, writer.strides[k][-2])
                 prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))
             yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
         return
-    with writer.loop(_I64(0), writer.length, weights.block) as start:
+    with writer.loop(_I64(0), length, weights.block) as start:
         for k, values in enumerate(zip(*[decoded(writer, weights, row, start) for row in rows], strict=True)):
             yield code.add(start, _I64(k * LANES)), values
 
@@ -218,6 +221,6 @@ def _decoding(stored: DType, axes: int, operands: Sequence[Operand]) -> MachineC
         if stored.is_float:
             writer.elements(lambda i, mask, _: writer.write(1, out, i, writer.read(0, x, i, mask), mask), 4)
         else:
-            for i, (value,) in _values(writer, stored, [x]):
+            for i, (value,) in weight_values(writer, stored, [x], writer.length):
                 writer.write(1, out, i, value)
     return MachineCode(writer.end())

@@ -14,7 +14,7 @@ from opweave.graph.opdef import OPS
 from opweave_cpu.jit.compiler import FirstRun, has_fma, recall
 from opweave_cpu.jit.supported import BLOCKS, MOST_STEPS, MOST_WORK, ROWS, WRITES
 from opweave_cpu.kernels.attention import attention_of_few_queries
-from opweave_cpu.kernels.experts import expert_linear_of_few_rows
+from opweave_cpu.kernels.experts import compiled_expert_linear
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.tiles import calls_within, in_turn
@@ -281,12 +281,14 @@ def _is_same(a: Arg, b: Arg) -> bool:
 
 
 def _may_read(step: Step) -> bool:
-    """Whether the step may be one of those that read sources as they are stored: with few rows, and of weights f32."""
+    """Whether the step may be one of those that read sources as they are stored: with few rows if not of experts, and
+    of weights f32."""
     if step.op not in _READERS:
         return False
     if step.op == "attention":
         return step.srcs[0].shape[2] <= COMPILED_ROWS.value
-    return step.srcs[1].dtype.name == "f32" and step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
+    few = step.op == "expert_linear" or step.srcs[0].size <= COMPILED_ROWS.value * step.srcs[1].shape[-1]
+    return step.srcs[1].dtype.name == "f32" and few
 
 
 def _reads(step: Step) -> bool:
@@ -302,7 +304,7 @@ def _reads(step: Step) -> bool:
 @cache
 def _kernel(op: str) -> Kernel:
     """The kernel that reads sources of an operation as they are stored, of more types than a graph can ask it for."""
-    factories = attention_of_few_queries, expert_linear_of_few_rows
+    factories = attention_of_few_queries, compiled_expert_linear
     return next(kernel for kernel in KERNELS.candidates(op) if kernel.factory in factories)
 
 

@@ -18,9 +18,17 @@ from opweave_cpu.jit.activations import Digits, sums_of_products
 from opweave_cpu.jit.amx import ROW_BYTES, ROWS, Tiles, tiles
 from opweave_cpu.jit.compiler import MachineCode
 from opweave_cpu.jit.integers import BYTES, RUNS, STRETCH, Form, Row
-from opweave_cpu.jit.row_blocks import CHUNK, chunks, clear_sums, place, row_bytes, store_results, transpose_sums
+from opweave_cpu.jit.row_blocks import (
+    CHUNK,
+    block_writer,
+    chunks,
+    clear_sums,
+    place,
+    row_bytes,
+    store_results,
+    transpose_sums,
+)
 from opweave_cpu.jit.vectors import LANES, VECTOR_BYTES, Vector, fma, load, store, vector_type
-from opweave_cpu.jit.walk import Operand
 from opweave_cpu.jit.writer import Writer
 
 __all__ = ["multiply_tiles"]
@@ -34,19 +42,21 @@ _I64: Final = ir.IntType(64)
 _F32: Final = ir.FloatType()
 
 
-def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType) -> MachineCode:
+def multiply_tiles(
+    form: Form, digits: Digits, tail: int, biases: Sequence[Arg], into: DType, *, grouped: bool = False
+) -> MachineCode:
     """The kernel that multiplies any number of rows, whose records are interleaved, by blocks of 16 rows of weights.
 
     Args:
         tail: weights of a last stretch that is not whole.
         biases: a bias, if there is one.
         into: type of the result.
+        grouped: the rows are in groups, as of `opweave_cpu.jit.row_blocks`.
     """
-    operands = [Operand("i8", 1)] * 2 + [Operand(b.dtype.name, b.dtype.itemsize) for b in biases]
-    writer = Writer(3, [*operands, Operand(into.name, into.itemsize)])
+    writer = block_writer(biases, into, grouped=grouped)
     code, weights, product = writer.code, Row(writer, form, tail, LANES), _TileProduct(writer, form, digits)
     sums = writer.array(vector_type("f32"), CHUNK)
-    with tiles(writer, product.shapes) as registers, chunks(writer) as (n, chunk, rows):
+    with tiles(writer, product.shapes) as registers, chunks(writer, grouped=grouped) as (n, chunk, rows):
         clear_sums(writer, sums, rows, LANES)
         with writer.loop(_I64(0), writer.lengths[1], 1) as s:
             with writer.loop(_I64(0), _I64(LANES), 1) as lane:
@@ -57,7 +67,7 @@ def multiply_tiles(form: Form, digits: Digits, tail: int, biases: Sequence[Arg],
                 record = writer.at(1, _I64(0), s, code.add(chunk, r))
                 product.multiply(registers, record, place(code, sums, r))
         transpose_sums(writer, sums, rows)
-        store_results(writer, sums, n, chunk, rows, biased=bool(biases))
+        store_results(writer, sums, n, chunk, rows, biased=bool(biases), grouped=grouped)
     return MachineCode(writer.end())
 
 

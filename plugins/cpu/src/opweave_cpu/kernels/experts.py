@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from opweave.contract import Arg, Call, Step, Stream
+from opweave.contract import Arg, Call, Limit, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave.graph.precision import Precision
@@ -17,15 +17,15 @@ from opweave.ops.blocks import fields_of
 from opweave_cpu.blocks import RowDecoder, decoder_scratch, longest, row_tiles
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.indexing import id_check
-from opweave_cpu.kernels.integer_products import TYPES, why_no_integers
+from opweave_cpu.kernels.integer_products import MOST_ROWS, TYPES, why_no_integers
 from opweave_cpu.kernels.matmul import is_turned, lies_ready, must_pack
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED, needs_dense_output
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, tile_cuts, tile_rows, window
 from opweave_cpu.tunables import limit
 
-EXPERT_ROWS: Final = limit("expert_rows", 32, 1, 1 << 12)
-"""Rows for each expert, if all are used alike, up to which each row is multiplied by the integers of its expert; above,
-the weights of an expert are decoded once for all of its rows."""
+EXPERT_ROWS: Final = limit("expert_rows", 4, 1, 1 << 12)
+"""Rows for each expert, if all are used alike, up to which each row by itself is multiplied by the integers of its
+expert. Of more rows those of an expert are multiplied at once."""
 
 # --- expert_linear --------------------------------------------------------------------------------------------------
 
@@ -52,21 +52,92 @@ def _expert_workspace(step: Step) -> Arrays:
     return {**_rows_scratch(step, dtype), "weights": (dtype, (rows, w.shape[2]))}
 
 
-def _why_not_few(step: Step) -> str | None:
+def _why_no_integers(step: Step, most: Limit) -> str | None:
+    w, ids = step.srcs[1], step.srcs[2]
+    if not 0 < ids.size <= most.value * w.shape[0]:
+        return f"it takes up to {most.value} rows for each expert"
+    return why_no_integers(w)
+
+
+def _integers_workspace(step: Step, precision: Precision) -> Arrays:
+    from opweave_cpu.jit.integer_products import record_bytes
+
+    x, w, ids = step.srcs
+    experts, _, inputs = w.shape
+    groups = _group_arrays(step) if ids.size > EXPERT_ROWS.value * experts else {}
+    rows = groups["places"][1][0] if groups else x.size // inputs
+    records = {"records": (as_dtype("u8"), (-(-inputs // 256) * rows * record_bytes(w.dtype, precision),))}
+    if precision == "int8":
+        return {**records, **groups}
+    return {**_blocks_workspace(step), **records, "marks": (as_dtype("u8"), (rows,))}
+
+
+def _group_arrays(step: Step) -> dict[str, tuple[DType, Sequence[int]]]:
+    """What puts the rows into groups by their experts."""
+    from opweave_cpu.jit.row_blocks import grouped_rows
+
+    experts, index = step.srcs[1].shape[0], as_dtype("i64")
+    return {"places": (index, (grouped_rows(step.srcs[2].size, experts),)), "bounds": (index, (experts, 2))}
+
+
+@KERNELS("expert_linear", dtypes=TYPES, layout="dense", precision="int8",
+         when=partial(_why_no_integers, most=MOST_ROWS),
+         workspace=partial(_integers_workspace, precision="int8"))  # fmt: skip
+def expert_linear_in_int8(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg, **groups: Arg
+) -> Call:
+    from opweave_cpu.jit.integer_products import bind_experts, bind_grouped_experts
+
+    bind = bind_grouped_experts if groups else bind_experts
+    return in_turn([id_check(ids.view, w.shape[0], op), bind(stream, out, x, w, ids, records, **groups)])
+
+
+@KERNELS("expert_linear", dtypes=TYPES, layout="dense", when=partial(_why_no_integers, most=EXPERT_ROWS),
+         workspace=partial(_integers_workspace, precision="exact"))  # fmt: skip
+def expert_linear_of_integers(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg, marks: Arg,
+    **scratch: Arg,
+) -> Call:  # fmt: skip
+    from opweave_cpu.jit.integer_products import bind_experts
+
+    in_floats = expert_linear_of_blocks(stream, op, out, x, w, ids, blocks=blocks, **scratch)
+    marked: Array = marks.view
+
+    def multiply_again() -> None:
+        if b"\x01" in marked.tobytes():  # rows of activations that integers cannot represent
+            in_floats()
+
+    product = bind_experts(stream, out, x, w, ids, records, marks)
+    return in_turn([id_check(ids.view, w.shape[0], op), product, multiply_again])
+
+
+def _why_not_compiled(step: Step) -> str | None:
     reason = why_not()
     if reason is not None:
         return reason
     from opweave_cpu.jit.compiler import has_fma
+    from opweave_cpu.jit.grouped_products import fits_groups
     from opweave_cpu.jit.products import fits_experts
 
-    return None if has_fma() and fits_experts(step) else "it takes a few rows, and weights in whole vectors"
+    fits = has_fma() and (fits_experts(step) or fits_groups(step))
+    return None if fits else "it takes weights in whole vectors; of more than a few rows dense operands"
 
 
-@KERNELS("expert_linear", dtypes="f32 f16 bf16", when=_why_not_few)
-def expert_linear_of_few_rows(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg) -> Call:
+def _compiled_workspace(step: Step) -> Arrays:
+    from opweave_cpu.jit.products import fits_experts
+
+    return {} if fits_experts(step) else _group_arrays(step)
+
+
+@KERNELS("expert_linear", dtypes=TYPES, when=_why_not_compiled, workspace=_compiled_workspace)
+def compiled_expert_linear(
+    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType | None = None, **groups: Arg
+) -> Call:
+    from opweave_cpu.jit.grouped_products import bind_grouped_product
     from opweave_cpu.jit.products import bind_expert_product
 
-    return in_turn([id_check(ids.view, w.shape[0], op), bind_expert_product(stream, out, x, w, ids)])
+    bind = bind_grouped_product if groups else bind_expert_product
+    return in_turn([id_check(ids.view, w.shape[0], op), bind(stream, out, x, w, ids, **groups)])
 
 
 @KERNELS("expert_linear", dtypes=NUMBERS, when=needs_dense_output, workspace=_expert_workspace)
@@ -84,54 +155,6 @@ def expert_linear(
         return some
 
     return _bind(op, out, x, w, ids, _tiles(w, ids), convert, scratch)
-
-
-def _why_no_integers(step: Step) -> str | None:
-    w, ids = step.srcs[1], step.srcs[2]
-    reason = why_no_integers(w)
-    if reason is None and not 0 < ids.size <= EXPERT_ROWS.value * w.shape[0]:
-        return f"it takes up to {EXPERT_ROWS.value} rows for each expert"
-    return reason
-
-
-def _integers_workspace(step: Step, precision: Precision) -> Arrays:
-    from opweave_cpu.jit.integer_products import record_bytes
-
-    x, w, _ = step.srcs
-    rows = x.size // w.shape[2]
-    records = {"records": (as_dtype("u8"), (-(-w.shape[2] // 256) * rows * record_bytes(w.dtype, precision),))}
-    return (
-        records if precision == "int8" else {**_blocks_workspace(step), **records, "marks": (as_dtype("u8"), (rows,))}
-    )
-
-
-@KERNELS("expert_linear", dtypes=TYPES, layout="dense", precision="int8", when=_why_no_integers,
-         workspace=partial(_integers_workspace, precision="int8"))  # fmt: skip
-def expert_linear_in_int8(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg
-) -> Call:
-    from opweave_cpu.jit.integer_products import bind_experts
-
-    return in_turn([id_check(ids.view, w.shape[0], op), bind_experts(stream, out, x, w, ids, records)])
-
-
-@KERNELS("expert_linear", dtypes=TYPES, layout="dense", when=_why_no_integers,
-         workspace=partial(_integers_workspace, precision="exact"))  # fmt: skip
-def expert_linear_of_integers(
-    stream: Stream, op: str, out: Arg, x: Arg, w: Arg, ids: Arg, *, blocks: DType, records: Arg, marks: Arg,
-    **scratch: Arg,
-) -> Call:  # fmt: skip
-    from opweave_cpu.jit.integer_products import bind_experts
-
-    in_floats = expert_linear_of_blocks(stream, op, out, x, w, ids, blocks=blocks, **scratch)
-    marked: Array = marks.view
-
-    def multiply_again() -> None:
-        if b"\x01" in marked.tobytes():  # rows of activations that integers cannot represent
-            in_floats()
-
-    product = bind_experts(stream, out, x, w, ids, records, marks)
-    return in_turn([id_check(ids.view, w.shape[0], op), product, multiply_again])
 
 
 def _blocks_workspace(step: Step) -> Arrays:
