@@ -84,10 +84,14 @@ class CpuThreads:
 
     def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
+        self.with_one_of_blas(partial(self.spread, jobs))
+
+    def with_one_of_blas(self, call: Callable[[], Any]) -> None:
+        """Make a call with one thread of BLAS."""
         before = self.blas_limit
         try:
             self.limit_blas(1)
-            self.spread(jobs)
+            call()
         finally:
             self.limit_blas(before)
 

@@ -21,7 +21,7 @@ from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
-from opweave_cpu.tunables import TURNED_ROWS, limit
+from opweave_cpu.tunables import BLAS_COLUMNS, TURNED_ROWS, limit
 from opweave_cpu.workers import is_blas_matrix
 
 _F32: Final = as_dtype("f32")
@@ -144,6 +144,14 @@ def product_call(a: Array, b: Array, out: Array) -> Call:
 
 # --- linear ---------------------------------------------------------------------------------------------------------
 
+NARROW: Final = limit("narrow_outputs", 64, 1, 1 << 12)
+"""Outputs up to which one thread of BLAS computes a product. That takes little longer, and of more threads the others
+would wait for further products for milliseconds, on processors that compiled kernels then lack: 512 tokens of a small
+mixture of experts took 1.7 times as long."""
+
+NARROW_WORK: Final = limit("narrow_work", 1 << 24, 1, 1 << 30)
+"""Multiplications of such a product at most."""
+
 
 def _is_plain(w: Arg, out: Arg) -> bool:
     """Whether BLAS reads the weights and writes the result as they lie."""
@@ -175,6 +183,12 @@ def _linear_workspace(step: Step) -> Arrays:
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **scratch: Arg) -> Call:
     if "results" in scratch:
         return _linear_by_tiles(stream, out, x, w, b, **scratch)
+    call = _linear_at_once(out, x, w, b, **scratch)
+    is_narrow = w.shape[0] <= NARROW.value and BLAS_COLUMNS.value < out.size * w.shape[1] <= NARROW_WORK.value
+    return partial(THREADS.with_one_of_blas, call) if is_narrow else call
+
+
+def _linear_at_once(out: Arg, x: Arg, w: Arg, b: Arg | None, **scratch: Arg) -> Call:
     calls: list[Call] = []
     rows, target = x.view, out.view
     if "packed" in scratch:
