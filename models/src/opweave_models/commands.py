@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from opweave.cli.options import Json
 from opweave.cli.output import Row, plain, print_json, print_rows
 from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
 from opweave.units import human_bytes
-from opweave.warning import OpweaveWarning
 from opweave_models.files import open_model
 from opweave_models.model import Model, load
 from opweave_models.placement import Plan, plan_placement, summary
@@ -104,10 +102,9 @@ def _piece(text: str) -> None:
 
 def _written(pieces: Iterator[Piece]) -> str:
     text = ""
-    with warnings.catch_warnings(action="ignore", category=OpweaveWarning):  # the report tells what they tell
-        for piece in pieces:
-            text += piece.text
-            _piece(piece.text)
+    for piece in pieces:
+        text += piece.text
+        _piece(piece.text)
     _piece("\n")
     return text
 
@@ -310,7 +307,7 @@ def bench(
 def measured(model: Model, prompt: int, tokens: int) -> dict[str, Any]:
     """Tokens a second of a prompt and of the steps after it, the best of three rounds. Closes the model."""
     rows: list[tuple[float, float]] = []
-    with model, warnings.catch_warnings(action="ignore", category=OpweaveWarning):
+    with model:
         model.warm()
         ids = np.random.default_rng(0).integers(0, model.config.vocabulary, prompt).tolist()
         for _ in range(3):

@@ -20,7 +20,6 @@ import opweave as ow
 from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
-from opweave.warning import warn_caller
 from opweave_models.alone import Alone
 from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Config, Pooling
@@ -138,7 +137,7 @@ class Model:
     Attributes:
         file, config: what was opened, without the vocabulary, which the tokenizer has.
         plan: where it lies; ``print(model.plan)``. Over several devices it tells after some steps if one of them would
-            be faster alone, of which an `OpweaveWarning` tells too.
+            be faster alone.
         tokenizer: text to ids.
         weights: the weights by GGUF's names.
         cache: keys and values of the sequences; ``None`` of an encoder.
@@ -265,7 +264,6 @@ class Model:
             advice, self._alone = self._alone.advice, None
             if advice:
                 self.plan, self.stats.advice = replace(self.plan, advice=advice), advice
-                warn_caller(advice)
         if self._copies and (shape[1] > 1 or shape not in self._run_before):
             # Weights were copied, or a prompt read them in another way than the steps that follow.
             self._run_before.add(shape)
