@@ -31,6 +31,12 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads wait for parts for ever: none leaves before a busy machine lets the caller hand it one."""
+    monkeypatch.setattr(team, "_polls", lambda: 1 << 40)
+
+
+@pytest.fixture
 def pool() -> Iterator[ThreadPool]:
     with ThreadPool(3) as made:
         CURRENT.pool = made
@@ -42,20 +48,23 @@ def pool() -> Iterator[ThreadPool]:
 
 
 class Recorded:
-    """A kernel of three parts that notes which thread did which part.
+    """A kernel that notes which thread did which of its parts.
 
     Args:
         during: what a part does, by its number.
         wakes: as of `Parts`.
+        parts: how many there are.
     """
 
-    def __init__(self, during: Callable[[int], object] = lambda number: None, *, wakes: bool = True) -> None:
+    def __init__(
+        self, during: Callable[[int], object] = lambda number: None, *, wakes: bool = True, parts: int = 3
+    ) -> None:
         self.threads: dict[int, int] = {}
         self._during = during
         self._kernel = KERNEL(self._do)
         address = ctypes.cast(self._kernel, ctypes.c_void_p).value
         assert address is not None
-        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(3)], wakes=wakes).run
+        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(parts)], wakes=wakes).run
 
     def _do(self, address: int) -> None:
         number = ctypes.c_int64.from_address(address).value
@@ -72,7 +81,7 @@ def test_each_part_is_done_once_and_the_first_one_here(pool: ThreadPool) -> None
         assert kernel.threads[0] == threading.get_ident()
 
 
-def test_parts_are_done_by_different_threads_at_once(pool: ThreadPool) -> None:
+def test_parts_are_done_by_different_threads_at_once(pool: ThreadPool, patient: None) -> None:
     together = threading.Barrier(3)
 
     def meet(number: int) -> None:
@@ -103,8 +112,7 @@ def test_a_closed_pool_leaves_all_parts_to_the_caller(pool: ThreadPool) -> None:
     assert set(kernel.threads.values()) == {threading.get_ident()}
 
 
-def test_waiting_threads_leave_for_other_jobs(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_polls", lambda: 1 << 40)  # for ever
+def test_waiting_threads_leave_for_other_jobs(pool: ThreadPool, patient: None) -> None:
     together, again = threading.Barrier(3), threading.Barrier(3)
     Recorded(lambda number: together.wait(timeout=30)).run()  # now two threads wait for parts
     pool.spread([lambda: again.wait(timeout=30)] * 3)
@@ -134,7 +142,7 @@ def test_callers_that_meet_get_their_own_results() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")  # of Python, and of libraries that other tests loaded
-def test_a_forked_child_has_threads_of_its_own(pool: ThreadPool) -> None:
+def test_a_forked_child_has_threads_of_its_own(pool: ThreadPool, patient: None) -> None:
     Recorded().run()
     child = os.fork()
     if child == 0:
@@ -166,10 +174,7 @@ def test_the_pool_of_the_process_serves_runs_without_one() -> None:
     assert THREADS.pool().size >= 2
 
 
-def test_a_small_kernel_calls_nobody_and_shares_with_those_who_wait(
-    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(team, "_polls", lambda: 1 << 40)  # they wait for ever
+def test_a_small_kernel_calls_nobody_and_shares_with_those_who_wait(pool: ThreadPool, patient: None) -> None:
     alone = Recorded(wakes=False)
     alone.run()
     assert set(alone.threads.values()) == {threading.get_ident()}
@@ -212,14 +217,26 @@ def test_kernels_in_a_row_give_what_each_by_itself_gives(work: int, most: int) -
     np.testing.assert_allclose(results[0], host.run(row_x=value), rtol=1e-4, atol=1e-5)
 
 
-def test_threads_that_left_are_called_again(pool: ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_polls", lambda: 1)  # they leave at once
-    meetings = [threading.Barrier(3) for _ in range(4)]
-    kernels = [Recorded(partial(lambda meeting, number: meeting.wait(timeout=30), each)) for each in meetings]
-    ((call, count),) = sequence.merge([kernel.run for kernel in kernels])
-    assert count == 4
+def test_threads_that_left_are_called_again(pool: ThreadPool, patient: None) -> None:
+    there = threading.Barrier(3)
+    kernels = [Recorded(lambda number: there.wait(timeout=30)) for _ in range(4)]
+    leaving = [Recorded(lambda number: send_away(pool), parts=1) for _ in range(4)]
+    pairs = zip(kernels, leaving, strict=True)
+    ((call, count),) = sequence.merge([kernel.run for pair in pairs for kernel in pair])
+    assert count == 8
     call()
     assert [len(set(kernel.threads.values())) for kernel in kernels] == [3] * 4
+
+
+def send_away(pool: ThreadPool) -> None:
+    """Have the threads of the pool that wait for parts leave, and wait until they have."""
+    made = team.Team.current()
+    words = (ctypes.c_int64 * (team._WORDS * made.count)).from_address(made.address)
+    deadline = time.monotonic() + 30
+    while any(words[:: team._WORDS]):
+        assert time.monotonic() < deadline
+        pool.recall()
+        time.sleep(1e-4)
 
 
 def test_what_is_not_compiled_stays_alone_and_failures_name_their_node() -> None:

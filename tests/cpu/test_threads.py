@@ -44,6 +44,44 @@ def test_a_stream_limits_blas_while_it_runs(device: CpuDevice) -> None:
     assert blas_threads() == found
 
 
+def test_a_stream_limits_blas_in_whatever_thread_it_runs(device: CpuDevice) -> None:
+    found = blas_threads()
+    seen: list[int] = []
+
+    def run(threads: int | None) -> None:
+        run_nothing(device.open() if threads is None else device.open(threads=threads))  # type: ignore[arg-type]
+        seen.append(blas_threads())
+
+    run(None)
+    for threads in (1, None):
+        thread = threading.Thread(target=run, args=(threads,))
+        thread.start()
+        thread.join()
+    run(1)
+    assert seen == [found, 1, found, 1]
+
+
+def test_calls_with_one_thread_of_blas_may_overlap() -> None:
+    found = blas_threads()
+    begun, ended, seen = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        assert ended.wait(30)
+        seen.append(blas_threads())
+
+    thread = threading.Thread(target=THREADS.with_one_of_blas, args=(first,))
+    thread.start()
+    assert begun.wait(30)
+    THREADS.with_one_of_blas(lambda: seen.append(blas_threads()))
+    THREADS.limit_blas(None)
+    seen.append(blas_threads())
+    ended.set()
+    thread.join()
+    assert seen == [1, 1, 1]
+    assert blas_threads() == found
+
+
 def test_backend_sets_the_threads_of_streams_without_their_own(device: CpuDevice) -> None:
     plain, own = device.open(), device.open(threads=2)
     assert isinstance(plain, CpuStream)

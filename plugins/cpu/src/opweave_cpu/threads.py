@@ -39,34 +39,39 @@ class CpuThreads:
     Attributes:
         cores: processors that the process may use, by its affinity and its control group's quota.
         default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
-        blas_limit: how many threads BLAS may use at present, ``None``: as many as it was found with.
+        blas_limit: how many threads BLAS may use but in `with_one_of_blas`, ``None``: as many as it was found with.
     """
 
-    __slots__ = ("_blas_found", "_lock", "_pool", "blas_limit", "cores", "default")
+    __slots__ = ("_blas_found", "_lock", "_pool", "_singles", "blas_limit", "cores", "default")
 
     def __init__(self) -> None:
         self.cores: Final = usable_cores().usable
         self.default: int | None = None
         self.blas_limit: int | None = None
         self._blas_found: list[tuple[Any, int]] = []
+        self._singles = 0  # calls under way with one thread of BLAS
         self._pool: ThreadPool | None = None  # shared by the runs that have no pool of their own
         self._lock = Lock()
 
     def limit_blas(self, n: int | None) -> None:
         """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""
         if n != self.blas_limit:
-            self._set_blas(n)
+            with self._lock:
+                self.blas_limit = n
+                self._set_blas()
 
-    def _set_blas(self, n: int | None) -> None:
-        with self._lock:
-            if not self._blas_found:
-                from threadpoolctl import ThreadpoolController
+    def _set_blas(self) -> None:
+        if not self._blas_found:
+            from threadpoolctl import ThreadpoolController
 
-                libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-                self._blas_found = [(library, library.num_threads) for library in libraries]
-            for library, found in self._blas_found:
-                library.set_num_threads(found if n is None else n)
-            self.blas_limit = n
+            libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+            self._blas_found = [(library, library.num_threads) for library in libraries]
+        limit = 1 if self._singles else self.blas_limit
+        for library, found in self._blas_found:
+            # From 3.8 on, only the thread that set the threads of OpenBLAS first may set them; of others it is ignored.
+            if clear := getattr(library, "clear_controlling_thread", None):
+                clear(force=True)
+            library.set_num_threads(found if limit is None else limit)
 
     def pool(self) -> ThreadPool:
         """The pool of the run that this thread makes, else that of the process."""
@@ -87,13 +92,18 @@ class CpuThreads:
         self.with_one_of_blas(partial(self.spread, jobs))
 
     def with_one_of_blas(self, call: Callable[[], Any]) -> None:
-        """Make a call with one thread of BLAS."""
-        before = self.blas_limit
+        """Make a call with one thread of BLAS. Until the last of such calls has ended, those of other runs have one."""
+        self._count_singles(1)
         try:
-            self.limit_blas(1)
             call()
         finally:
-            self.limit_blas(before)
+            self._count_singles(-1)
+
+    def _count_singles(self, more: int) -> None:
+        with self._lock:
+            before, self._singles = self._singles, self._singles + more
+            if not (before and self._singles):
+                self._set_blas()
 
     def _start(self) -> ThreadPool:
         with self._lock:
