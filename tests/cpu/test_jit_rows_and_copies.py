@@ -159,6 +159,30 @@ def test_rows_of_a_table(dtype: str, index: str, compiled_copies: list[Any]) -> 
             program.run({x: table, picks: ids})
 
 
+@pytest.mark.parametrize("index", ["i32", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i32", "i8"])
+@pytest.mark.parametrize("width", [1, 37, 4000])
+def test_rows_put_by_index(dtype: str, index: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = noted_results(monkeypatch, copies, "bind_put")
+    before, rows = _any_bits((50, 3, width), dtype), _any_bits((20, 3, width), dtype, 1)
+    ids = np.random.default_rng(1).integers(0, 50, 20, as_dtype(index).numpy)  # some of them twice
+    bits, want = np.dtype(f"i{before.itemsize}"), before.copy()
+    for i, row in zip(ids, rows, strict=True):
+        want[i] = row
+    table = ow.state("table_put", before.shape, dtype)
+    ow.write(table, before)
+    x, picks = ow.input("rows_put", rows.shape, dtype), ow.input("ids_put", ids.shape, index)
+    with COMPILED_WORK.at(1 << 16):
+        program = ow.Scheduler(CpuDevice()).build(ow.index_copy(table, picks, x))
+    np.testing.assert_array_equal(program.run({x: rows, picks: ids}).view(bits), want.view(bits))
+    assert [call is not None for call in put] == [width < 4000 and dtype != "i8"]
+    for outside in (50, -1):
+        ids[3] = outside
+        with pytest.raises(ow.errors.ExecutionError, match=f"BoundsError: index_copy: index {outside} at"):
+            program.run({x: rows, picks: ids})
+        ow.write(table, before)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i32"])
 def test_transposing_copies(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = noted_results(monkeypatch, transpose, "bind_transpose")

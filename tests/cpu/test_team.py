@@ -239,20 +239,28 @@ def send_away(pool: ThreadPool) -> None:
         time.sleep(1e-4)
 
 
-def test_what_is_not_compiled_stays_alone_and_failures_name_their_node() -> None:
-    table = ow.state("rows_in_turn", (8, 96), fill=0)
-    x, ids = ow.input("turn_x", (2, 96)), ow.input("turn_ids", (2,), "i64")
+@pytest.mark.parametrize("index", ["i32", "i64"])
+def test_indices_are_checked_between_kernels_and_failures_name_their_node(index: str) -> None:
+    table, log = ow.state("rows_in_turn", (8, 96), fill=0), ow.state("rows_behind", (8, 96), fill=0)
+    x, ids = ow.input("turn_x", (2, 96)), ow.input("turn_ids", (2,), index)
     with ow.scope("before"):
         y = ow.softmax(ow.rms_norm(x, eps=1e-6))
     with ow.scope("writing"):
         written = ow.index_copy(table, ids, y)
     with ow.scope("behind"):
-        z = ow.softmax(ow.rms_norm(ow.embedding(written, ids), eps=1e-6))
+        z = ow.index_copy(log, ids, ow.softmax(ow.rms_norm(written[:2], eps=1e-6)))
+    dtype = {"i32": np.int32, "i64": np.int64}[index]
     with ow.Scheduler("cpu") as scheduler:
         program = scheduler.build(z)
+        merged = [call for call in program.run_lists[0].calls.calls if isinstance(call, sequence.KernelSequence)]
+        assert len(merged) == 1
         value = np.ones((2, 96), np.float32)
-        program.run(turn_x=value, turn_ids=np.array([1, 2]))
-        with pytest.raises(ow.ExecutionError, match="index 9") as failure:
-            program.run(turn_x=value, turn_ids=np.array([1, 9]))
-        assert "writing" in failure.value.node
-        assert isinstance(failure.value.__cause__, ow.BoundsError)
+        first = program.run(turn_x=value, turn_ids=np.array([1, 2], dtype))
+        for outside in (8, -1, np.iinfo(dtype).min):
+            with pytest.raises(ow.ExecutionError, match=f"index {outside} ") as failure:
+                program.run(turn_x=2 * value, turn_ids=np.array([3, outside], dtype))
+            assert "writing" in failure.value.node
+            assert isinstance(failure.value.__cause__, ow.BoundsError)
+            for state in (table, log):  # they may be half written
+                ow.write(state, np.zeros(state.shape, np.float32))
+        np.testing.assert_array_equal(program.run(turn_x=value, turn_ids=np.array([1, 2], dtype)), first)

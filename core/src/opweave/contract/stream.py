@@ -156,8 +156,9 @@ class StreamHooks:
 
     def _merge(self, calls: Sequence[Call]) -> Sequence[tuple[Call, int]]:
         """The calls of a run in order, some in a row as one call, each with how many of ``calls`` it makes: for streams
-        that make several at once in less time. Failures of a merged call name the first step. A run that somebody
-        traces or observes makes ``calls``. Default: nothing is merged."""
+        that make several at once in less time. Failures of a merged call name the step of its attribute ``failed``,
+        counted from its first one, if it has that, else the first. A run that somebody traces or observes makes
+        ``calls``. Default: nothing is merged."""
         return [(call, 1) for call in calls]
 
     def _inlines(self, other: Stream) -> bool:

@@ -55,9 +55,15 @@ class CpuStream(Stream):
         NumPy is the fastest way."""
         return None
 
-    def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
-        """The call that computes cosines and sines of angles in f64, all of them dense and of one shape; ``None`` where
-        NumPy is the fastest way."""
+    def cos_and_sin(self, positions: Arg, steps: Sequence[float], magnitude: float, cos: Arg, sin: Arg) -> Call | None:
+        """The call that computes cosines and sines, times ``magnitude``, of the angles by which positions are rotated;
+        ``None`` where NumPy is the fastest way.
+
+        Args:
+            positions: i32 or i64, of the shape of the others, repeated along the last axis.
+            steps: for each element of the last axis the angle of position 1.
+            cos, sin: what is computed, of one layout.
+        """
         return None
 
     def rotate(self, args: Sequence[Arg]) -> Call | None:
@@ -82,6 +88,11 @@ class CpuStream(Stream):
     def pick(self, out: Arg, table: Arg, ids: Arg) -> Call | None:
         """The call that copies the rows of a table that ``ids`` names, all of them in range, to ``out``; ``None`` where
         NumPy is the fastest way."""
+        return None
+
+    def put(self, out: Arg, ids: Arg, rows: Arg) -> Call | None:
+        """The call that copies ``rows`` to the rows of ``out`` that ``ids`` names, all of them in range, the last one
+        where it names one twice; ``None`` where NumPy is the fastest way."""
         return None
 
     def _inlines(self, other: Stream) -> bool:

@@ -237,7 +237,7 @@ class CallList:
             return self.actions[index], None
         count = len(self.calls)
         if self.numbers is not None:
-            index, count = self.numbers[index], self.numbers[-1]
+            index, count = self.numbers[index] + getattr(self.calls[index], "failed", 0), self.numbers[-1]
         at = bisect_right(self.starts, index) - 1
         action, start = self.actions[at], self.starts[at]
         end = self.starts[at + 1] if at + 1 < len(self.starts) else count

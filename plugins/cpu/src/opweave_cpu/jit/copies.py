@@ -16,7 +16,7 @@ from opweave_cpu.jit.walk import Operand, Walk, bind_walk, moved, walk_over
 from opweave_cpu.jit.writer import Writer
 from opweave_cpu.tunables import COMPILED_WORK
 
-__all__ = ["KINDS", "bind_joined", "bind_picked"]
+__all__ = ["KINDS", "bind_joined", "bind_picked", "bind_put"]
 
 KINDS: Final = {2: "i16", 4: "i32", 8: "i64"}
 """By bytes of an element: the integers as which elements are moved."""
@@ -72,6 +72,20 @@ def bind_picked(stream: Stream, out: Arg, table: Arg, ids: Arg) -> Call | None:
     return bind_walk(stream, code, walk, [table, ids, out], [row * item], work=WORK)
 
 
+def bind_put(stream: Stream, out: Arg, ids: Arg, rows: Arg) -> Call | None:
+    """The call that copies ``rows`` one after the other to those of ``out`` that ``ids`` names, all of them in range;
+    ``None`` where an operand is not dense, or NumPy is as fast: its call takes as long as copying small rows."""
+    item, dense = out.dtype.itemsize, all(arg.is_dense for arg in (out, ids, rows))
+    raw = all(arg.buffer_type is None or arg.buffer_type.is_raw for arg in (out, rows))
+    kind = None if out.dtype.is_quantized else KINDS.get(item)
+    if kind is None or not (dense and raw) or rows.size * WORK >= COMPILED_WORK.value:
+        return None
+    row, index = prod(out.shape[1:]), ids.dtype
+    walk = Walk((ids.size, row), ((row * item, item), (index.itemsize, 0), (0, item)), 0)
+    code = stream.artefact(("put", kind, index.name), partial(_put, kind, item, index.name))
+    return bind_walk(stream, code, walk, [rows, ids, out], [row * item], work=WORK)
+
+
 def _copy(axes: int, operands: Sequence[Operand]) -> MachineCode:
     writer = Writer(axes, operands)
     with writer.rows() as (x, out):
@@ -81,13 +95,26 @@ def _copy(axes: int, operands: Sequence[Operand]) -> MachineCode:
 
 def _pick(kind: str, item: int, ids: str) -> MachineCode:
     writer = Writer(2, [Operand(kind, item), Operand(ids, 0), Operand(kind, item)])
-    code = writer.code
     nbytes = writer.integer()
     with writer.rows() as (table, place, out):
-        number = load(code, ir.IntType(32 if ids == "i32" else 64), place)
-        number = code.sext(number, _I64) if ids == "i32" else number
-        _copy_row(writer, (0, code.add(table, code.mul(number, nbytes))), (2, out))
+        _copy_row(writer, (0, _row_of(writer, table, place, ids, nbytes)), (2, out))
     return MachineCode(writer.end())
+
+
+def _put(kind: str, item: int, ids: str) -> MachineCode:
+    writer = Writer(2, [Operand(kind, item), Operand(ids, 0), Operand(kind, item)])
+    nbytes = writer.integer()
+    with writer.rows() as (row, place, out):
+        _copy_row(writer, (0, row), (2, _row_of(writer, out, place, ids, nbytes)))
+    return MachineCode(writer.end())
+
+
+def _row_of(writer: Writer, table: Any, place: Any, ids: str, nbytes: Any) -> Any:
+    """The address of the row of a table whose number lies at ``place``."""
+    code = writer.code
+    number = load(code, ir.IntType(32 if ids == "i32" else 64), place)
+    number = code.sext(number, _I64) if ids == "i32" else number
+    return code.add(table, code.mul(number, nbytes))
 
 
 def _copy_row(writer: Writer, source: tuple[int, Any], target: tuple[int, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import factorial, pi
 from typing import Any, Final
@@ -14,9 +14,6 @@ from opweave_cpu.jit.walk import Operand, bind_walk, walk_over
 from opweave_cpu.jit.writer import Writer, takes
 
 __all__ = ["bind_cos_and_sin", "bind_rotation"]
-
-Element = Callable[[Writer, Sequence[Any], Any, Any], None]
-"""Writes what is computed for one vector of elements: ``element(writer, rows, i, mask)``."""
 
 _ROUNDER: Final = 1.5 * 2**52
 """Added to a number below 2**51 it leaves the nearest whole number in the last bits."""
@@ -44,9 +41,21 @@ def cos_and_sin(angle: Vector) -> tuple[Vector, Vector]:
     return select(negative[0], -first, first), select(negative[1], -second, second)
 
 
-def bind_cos_and_sin(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:
-    """The call that computes cosines and sines, f32, of angles in f64; all of them dense and of one shape."""
-    return _bind_loop(stream, "cos and sin", _angle, [angles, cos, sin], work=24)
+def bind_cos_and_sin(
+    stream: Stream, positions: Arg, steps: Sequence[float], magnitude: float, cos: Arg, sin: Arg
+) -> Call:
+    """The call that computes cosines and sines, times ``magnitude``, of the angles by which positions are rotated.
+
+    Args:
+        positions: i32 or i64, of the shape of the others, repeated along the last axis.
+        steps: for each element of the last axis the angle of position 1.
+        cos, sin: f32, of one layout.
+    """
+    args = [positions, cos, sin]
+    walk = walk_over(cos.shape, [arg.strides for arg in args], rows=True)
+    key = len(walk.lengths), walk.operands(args)
+    code = stream.artefact(("cos and sin", key), partial(_table, *key))
+    return bind_walk(stream, code, walk, args, [magnitude, *steps], work=24)
 
 
 def bind_rotation(stream: Stream, args: Sequence[Arg]) -> Call | None:
@@ -58,12 +67,24 @@ def bind_rotation(stream: Stream, args: Sequence[Arg]) -> Call | None:
     """
     if not all(takes(arg, wide=True) for arg in args):
         return None
-    return _bind_loop(stream, "rotation", _pair, args, work=12)
+    walk = walk_over(args[0].shape, [arg.strides for arg in args])
+    key = len(walk.lengths), walk.operands(args)
+    code = stream.artefact(("rotation", key), partial(_rotation, *key))
+    return bind_walk(stream, code, walk, args, work=12)
 
 
-def _angle(writer: Writer, rows: Sequence[Any], i: Any, mask: Any) -> None:
-    for k, value in enumerate(cos_and_sin(writer.read(0, rows[0], i, mask)), 1):
-        writer.write(k, rows[k], i, value, mask)
+def _table(axes: int, operands: Sequence[Operand]) -> MachineCode:
+    writer = Writer(axes, operands)
+    magnitude, steps = writer.scalar().to("f32"), writer.numbers()
+    with writer.rows() as rows:
+
+        def element(i: Any, mask: Any, _: int) -> None:
+            position = writer.read(0, rows[0], i, mask).to("f64")
+            for k, value in enumerate(cos_and_sin(position * writer.dense("f64", steps, i, mask)), 1):
+                writer.write(k, rows[k], i, value * magnitude, mask)
+
+        writer.elements(element)
+    return MachineCode(writer.end())
 
 
 def _pair(writer: Writer, rows: Sequence[Any], i: Any, mask: Any) -> None:
@@ -72,16 +93,8 @@ def _pair(writer: Writer, rows: Sequence[Any], i: Any, mask: Any) -> None:
     writer.write(5, rows[5], i, b * cos + a * sin, mask)
 
 
-def _bind_loop(stream: Stream, name: str, element: Element, args: Sequence[Arg], *, work: int) -> Call:
-    """The call of a loop over the elements of operands of one shape."""
-    walk = walk_over(args[0].shape, [arg.strides for arg in args])
-    key = len(walk.lengths), walk.operands(args)
-    code = stream.artefact((name, key), partial(_compiled, element, *key))
-    return bind_walk(stream, code, walk, args, work=work)
-
-
-def _compiled(element: Element, axes: int, operands: Sequence[Operand]) -> MachineCode:
+def _rotation(axes: int, operands: Sequence[Operand]) -> MachineCode:
     writer = Writer(axes, operands)
     with writer.rows() as rows:
-        writer.elements(lambda i, mask, _: element(writer, rows, i, mask))
+        writer.elements(lambda i, mask, _: _pair(writer, rows, i, mask))
     return MachineCode(writer.end())

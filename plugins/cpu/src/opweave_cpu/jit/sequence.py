@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from opweave.contract import Call
 from opweave_cpu.jit.compiler import FirstRun
-from opweave_cpu.jit.team import Parts, Team, run_in_turn, words_of
+from opweave_cpu.jit.team import Parts, Team, index_check, run_in_turn, words_of
+from opweave_cpu.kernels.indexing import check_ids
 from opweave_cpu.tiles import calls_within
 from opweave_cpu.tunables import limit
 
@@ -37,13 +38,18 @@ def merge(calls: Sequence[Call]) -> list[tuple[Call, int]]:
 
 
 def _is_compiled(call: Call) -> bool:
-    """Whether a call does nothing but run compiled functions, which raise nothing."""
+    """Whether a call does nothing but run compiled functions, which raise nothing, and check indices."""
     if isinstance(call, MethodType):
         return isinstance(call.__self__, Parts)
-    if isinstance(call, partial) and hasattr(call.func, "address"):
+    if isinstance(call, partial) and (hasattr(call.func, "address") or _checks(call)):
         return True
     within = calls_within(call)
     return type(call) is FirstRun or (within[0] is not call and all(map(_is_compiled, within)))
+
+
+def _checks(call: Call) -> bool:
+    """Whether a call checks indices as a compiled function does: in memory without gaps."""
+    return isinstance(call, partial) and call.func is check_ids and bool(call.args[0].flags.c_contiguous)
 
 
 def _single(call: Call) -> Iterator[Call]:
@@ -56,10 +62,16 @@ def _single(call: Call) -> Iterator[Call]:
 
 
 class KernelSequence:
-    """The call that makes several calls of compiled functions, which are compiled when it is first made."""
+    """The call that makes several calls of compiled functions, which are compiled when it is first made.
+
+    Attributes:
+        failed: the number of the call that raised what this one raised.
+    """
 
     def __init__(self, calls: Sequence[Call]) -> None:
+        self.failed = 0
         self._calls: Final = calls
+        self._singles: list[tuple[int, Call]] = []  # the calls of one function each, by the numbers of those above
         self._team: Team | None = None
         self._words: Any = None
         self._called = 0  # threads
@@ -73,22 +85,33 @@ class KernelSequence:
         while words[0] < words[1]:
             team.gather(self._called)
             run(words)
+            if words[3]:
+                words[3] = 0
+                self.failed, check = self._singles[words[0]]
+                check()  # raises, as an index was outside
+                words[0] += 1
 
     def _write(self, team: Team) -> Any:
         """The functions and their arguments, for the threads of a team."""
-        entries: list[int] = []
-        kept: list[Any] = []
-        singles = [single for call in self._calls for single in _single(call)]
-        for single in singles:
+        self._singles = [(number, one) for number, call in enumerate(self._calls) for one in _single(call)]
+        made = words_of([0, len(self._singles), team.address, 0, *[0] * (3 * len(self._singles))])
+        made.kept = kept = list[Any]()
+        for at, (_, single) in enumerate(self._singles):
+            called, words = 0, None
             if isinstance(single, MethodType):
                 parts = single.__self__
                 assert isinstance(parts, Parts)
                 words, address, called = parts.words(team), parts.address, parts.called
                 self._called = max(self._called, called)
+            elif _checks(single):
+                assert isinstance(single, partial)
+                ids, _, length, _ = single.args
+                words = words_of([ctypes.addressof(made) + 3 * 8, length, ids.size, ids.ctypes.data])
+                address = index_check(8 * ids.itemsize).address
             else:
                 assert isinstance(single, partial)
                 words = ctypes.create_string_buffer(single.args[0], len(single.args[0]))
-                address, called = single.func.address, 0  # type: ignore[attr-defined]
+                address = single.func.address  # type: ignore[attr-defined]
             kept.append((words, single))
-            entries += (address, ctypes.addressof(words), called)
-        return words_of([0, len(singles), team.address, *entries], kept)
+            made[4 + 3 * at : 7 + 3 * at] = address, ctypes.addressof(words), called
+        return made

@@ -119,12 +119,12 @@ class CompilingStream(CpuStream):
         kinds = [kind.kernel for kind in _kinds([step]).values() if kind.kernel is not None]
         return kinds[0].bind(self, step, None) if kinds else None
 
-    def cos_and_sin(self, angles: Arg, cos: Arg, sin: Arg) -> Call | None:
+    def cos_and_sin(self, positions: Arg, steps: Sequence[float], magnitude: float, cos: Arg, sin: Arg) -> Call | None:
         if cos.dtype.name != "f32" or not has_fma():
             return None
         from opweave_cpu.jit.rotation import bind_cos_and_sin
 
-        return bind_cos_and_sin(self, angles, cos, sin)
+        return bind_cos_and_sin(self, positions, steps, magnitude, cos, sin)
 
     def rotate(self, args: Sequence[Arg]) -> Call | None:
         if not has_fma():
@@ -154,8 +154,15 @@ class CompilingStream(CpuStream):
 
         return bind_picked(self, out, table, ids)
 
+    def put(self, out: Arg, ids: Arg, rows: Arg) -> Call | None:
+        if not _is_compiling():
+            return None
+        from opweave_cpu.jit.copies import bind_put
+
+        return bind_put(self, out, ids, rows)
+
     def _merge(self, calls: Sequence[Call]) -> Sequence[tuple[Call, int]]:
-        if "opweave_cpu.jit.walk" not in sys.modules:  # nothing is compiled, so that nobody loads LLVM for nothing
+        if not _is_compiling():
             return super()._merge(calls)
         from opweave_cpu.jit.sequence import merge
 
@@ -167,6 +174,11 @@ class CompilingStream(CpuStream):
                 part.compile()
             elif part is not call:
                 self._warm(part)
+
+
+def _is_compiling() -> bool:
+    """Whether anything was compiled yet: what saves time only between other compiled calls loads LLVM for nobody."""
+    return "opweave_cpu.jit.walk" in sys.modules
 
 
 def _stored(steps: Sequence[Step]) -> Mapping[int, tuple[Sequence[Step], Step]]:

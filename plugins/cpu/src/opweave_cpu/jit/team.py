@@ -24,7 +24,7 @@ from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.threads import THREADS
 
-__all__ = ["Parts", "Team", "run_in_turn", "words_of"]
+__all__ = ["Parts", "Team", "index_check", "run_in_turn", "words_of"]
 
 PATIENCE: Final = 6e-5
 """Seconds for which a thread waits for its next part before it leaves: about as long as waking it takes. While it
@@ -369,14 +369,15 @@ def _serve() -> MachineCode:
 
 @cache
 def run_in_turn() -> MachineCode:
-    """The function that calls functions one after the other, until one needs a thread that is away.
+    """The function that calls functions one after the other, until one needs a thread that is away, or fails.
 
-    Its words: with which function to begin, which becomes the one before which it ended, or their number; their number;
-    the address of the slots; and of each function its address, its argument, and how many threads it needs.
+    Its words: with which function to begin, which becomes the one before which it ended, or which failed, or their
+    number; their number; the address of the slots; a word that a function changes which fails; and of each function its
+    address, its argument, and how many threads it needs.
     """
     text = _Code(3)
     code, (first, count, slots), given = text.builder, text.words, text.function.args[0]
-    end, head, inside, check, do, after = (text.block() for _ in range(6))
+    end, head, inside, check, do, after, done = (text.block() for _ in range(7))
     begin = code.block
     code.branch(head)
     code.position_at_end(head)
@@ -385,7 +386,7 @@ def run_in_turn() -> MachineCode:
     code.store(number, given)
     code.cbranch(code.icmp_signed("<", number, count), inside, end)
     code.position_at_end(inside)
-    entry = text.pointer(given, code.add(code.mul(number, _I64(3)), _I64(3)))
+    entry = text.pointer(given, code.add(code.mul(number, _I64(3)), _I64(4)))
     # The one to begin with is not asked: its threads were called.
     needed = code.select(code.icmp_signed("==", number, first), _I64(0), text.load(entry, 2))
     code.branch(check)
@@ -399,7 +400,39 @@ def run_in_turn() -> MachineCode:
     code.cbranch(text.is_(state, _AWAY), end, check)
     code.position_at_end(do)
     text.call(text.load(entry, 0), text.load(entry, 1))
-    number.add_incoming(code.add(number, _I64(1)), do)
+    code.cbranch(text.is_(text.load(given, 3), 0), done, end)
+    code.position_at_end(done)
+    number.add_incoming(code.add(number, _I64(1)), done)
+    code.branch(head)
+    code.position_at_end(end)
+    return text.compiled()
+
+
+@cache
+def index_check(bits: int) -> MachineCode:
+    """The function that changes a word where one of the indices, of so many bits, is outside of a range.
+
+    Its words: the address of that word, the length of the range, how many indices there are, and their address.
+    """
+    text = _Code(4)
+    code, (failed, length, count, ids) = text.builder, text.words
+    index = ir.IntType(bits)
+    begin, head, inside, outside, after, end = code.block, *(text.block() for _ in range(5))
+    code.branch(head)
+    code.position_at_end(head)
+    i = code.phi(_I64)
+    i.add_incoming(_I64(0), begin)
+    code.cbranch(code.icmp_signed("<", i, count), inside, end)
+    code.position_at_end(inside)
+    one = code.load(code.gep(code.inttoptr(ids, index.as_pointer()), [i]))
+    # A negative index is a huge one without its sign.
+    one = one if bits == 64 else code.sext(one, _I64)
+    code.cbranch(code.icmp_unsigned("<", one, length), after, outside)
+    code.position_at_end(outside)
+    code.store(_I64(1), text.at(failed))
+    code.branch(end)
+    code.position_at_end(after)
+    i.add_incoming(code.add(i, _I64(1)), after)
     code.branch(head)
     code.position_at_end(end)
     return text.compiled()

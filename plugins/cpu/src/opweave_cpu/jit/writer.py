@@ -111,6 +111,10 @@ class Writer:
         """The next of the numbers, which is whole, as an integer of 64 bits. Call this before the first loop."""
         return self.code.fptosi(self.first(self.scalar()), _I64)
 
+    def numbers(self) -> Any:
+        """The address of the next of the numbers, f64, for `dense`: as many as were given."""
+        return self.code.ptrtoint(self.code.gep(self._function.args[0], [_I64(self._words)]), _I64)
+
     def splat(self, value: Any, kind: str) -> Vector:
         """A number in all lanes."""
         code = self.code
@@ -227,8 +231,13 @@ class Writer:
             return self._widened(self.splat(one, stored), dtype)
         if inner < 0:
             return self._widened(self._gathered(k, row, i, mask, stored), dtype)
+        return self.dense(dtype, row, i, mask)
+
+    def dense(self, dtype: str, row: Any, i: Any, mask: Any = None) -> Vector:
+        """The elements from ``i`` on of a row without gaps, as `read` gives them."""
+        code, stored = self.code, _STORED[dtype]
         kind = vector_type(stored)
-        address = code.inttoptr(code.add(row, code.mul(i, _I64(inner))), kind.as_pointer())
+        address = code.inttoptr(code.add(row, code.mul(i, _I64(_SIZES[dtype]))), kind.as_pointer())
         if mask is None:
             return self._widened(Vector(code, code.load(address, align=_SIZES[dtype]), stored), dtype)
         name, types = f"llvm.masked.load.v{LANES}{stored}.p0", [kind.as_pointer(), vector_type("bool"), kind]

@@ -39,10 +39,11 @@ def _as_unsigned(ids: Array) -> Array:
 
 def id_check(ids: Array, length: int, op: str) -> Call:
     """The call that raises `BoundsError` naming the first index outside of ``0 .. length - 1``."""
-    return partial(_check, ids, _as_unsigned(ids), length, op)
+    return partial(check_ids, ids, _as_unsigned(ids), length, op)
 
 
-def _check(ids: Array, unsigned: Array, length: int, op: str) -> None:
+def check_ids(ids: Array, unsigned: Array, length: int, op: str) -> None:
+    """Raise `BoundsError` naming the first index outside of ``0 .. length - 1``; see `id_check`."""
     if _largest(unsigned, None) >= length:
         at = tuple(int(i) for i in np.argwhere(unsigned >= length)[0])
         raise BoundsError(f"{op}: index {ids[at]} at {list(at)} is outside of 0 .. {length - 1}")
@@ -262,7 +263,8 @@ def region(stream: Stream, op: str, out: Arg, x: Arg, value: Arg, *, offsets: tu
 def index_copy(stream: Stream, op: str, out: Arg, ids: Arg, rows: Arg) -> Call:
     picks = ids.view
     check = id_check(picks, out.shape[0], op)
-    return partial(_put_rows, check, out.view, picks, rows.view)
+    put = stream.put(out, ids, rows) if isinstance(stream, CpuStream) else None
+    return partial(_put_rows, check, out.view, picks, rows.view) if put is None else in_turn([check, put])
 
 
 def _put_rows(check: Call, out: Array, ids: Array, rows: Array) -> None:

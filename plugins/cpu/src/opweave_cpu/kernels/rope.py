@@ -13,7 +13,7 @@ import numpy as np
 from opweave.contract import Arg, Call, Step, Stream
 from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import as_dtype
-from opweave.graph.layout import dense_strides
+from opweave.graph.layout import Shape, dense_strides
 from opweave.ops.rope import distinct_positions, pair_slices, rope_frequencies, section_parts
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
@@ -66,17 +66,14 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
     first, second = pair_slices(pairing, dims)
     source, target = x.view, out.view
     apart = not plan.converts and not np.may_share_memory(source, target)
-    chunks = [
-        (some, _trigonometry(stream, angles, _rows_of(cos, some), _rows_of(sin, some)))
-        for some in stretches(plan.count, plan.chunk)
-    ]
 
     def table_calls(steps: Array, magnitude: float) -> Iterator[Call]:
+        compiled = _compiled_tables(stream, positions, bool(sections), lead, parts, steps, magnitude, cos, sin)
+        if compiled is not None:
+            yield from compiled
+            return
         yield partial(np.copyto, wide_positions.view, stored)
-        yield from _angle_calls(chunks, parts, rows, steps, angles.view)
-        if magnitude != 1:
-            yield partial(np.multiply, cos.view, magnitude, cos.view)
-            yield partial(np.multiply, sin.view, magnitude, sin.view)
+        yield from _table_calls(parts, rows, steps, magnitude, cos.view, sin.view, angles.view)
 
     def rotation_calls(cut: Cut, worker: int) -> Iterator[Call]:
         c, s = cosines[cut], sines[cut]
@@ -120,28 +117,54 @@ def rope(stream: Stream, op: str, out: Arg, x: Arg, positions: Arg, factors: Arg
     return run
 
 
-def _angle_calls(
-    chunks: Sequence[tuple[slice, Call]], parts: Sequence[tuple[int, slice]], rows: Array, steps: Array, angles: Array
+def _table_calls(
+    parts: Sequence[tuple[int, slice]],
+    rows: Array,
+    steps: Array,
+    magnitude: float,
+    cos: Array,
+    sin: Array,
+    angles: Array,
 ) -> Iterator[Call]:
-    """The angles of the positions of each chunk, and the call that goes on with them."""
-    for some, compute in chunks:
+    """NumPy's calls that compute the tables, as many angles at a time as there is room for."""
+    for some in stretches(len(cos), len(angles)):
         angle = angles[: some.stop - some.start]
         for row, part in parts:
             yield partial(np.multiply, rows[row, some, None], steps[part], angle[:, part])
-        yield compute
+        yield partial(np.cos, angle, cos[some])
+        yield partial(np.sin, angle, sin[some])
+    if magnitude != 1:
+        yield partial(np.multiply, cos, magnitude, cos)
+        yield partial(np.multiply, sin, magnitude, sin)
 
 
-def _trigonometry(stream: Stream, angles: Arg, cos: Arg, sin: Arg) -> Call:
-    """The call that computes the cosines and sines of the first angles."""
-    angles = _rows_of(angles, slice(0, cos.shape[0]))
-    compiled = stream.cos_and_sin(angles, cos, sin) if isinstance(stream, CpuStream) else None
-    return compiled or in_turn([partial(np.cos, angles.view, cos.view), partial(np.sin, angles.view, sin.view)])
-
-
-def _rows_of(table: Arg, some: slice) -> Arg:
-    """Some rows of a matrix."""
-    shape, strides = (some.stop - some.start, table.shape[1]), table.strides
-    return Arg(table.buffer, table.offset + some.start * strides[0], table.dtype, shape, strides)
+def _compiled_tables(
+    stream: Stream,
+    positions: Arg,
+    has_sections: bool,
+    lead: Shape,
+    parts: Sequence[tuple[int, slice]],
+    steps: Array,
+    magnitude: float,
+    cos: Arg,
+    sin: Arg,
+) -> Sequence[Call] | None:
+    """The calls that compute the tables of cosines and sines, one for each part of the pairs, where they are
+    compiled."""
+    if not isinstance(stream, CpuStream):
+        return None
+    apart, *strides = positions.strides if has_sections else (0, *positions.strides)
+    shape = (*lead, steps.size)
+    tables = [Arg(t.buffer, t.offset, t.dtype, shape, dense_strides(shape, t.dtype)) for t in (cos, sin)]
+    found: list[Call] = []
+    for row, part in parts:
+        some, start = steps[part], positions.offset + row * apart
+        at = Arg(positions.buffer, start, positions.dtype, (*lead, some.size), (*strides, 0))
+        call = stream.cos_and_sin(at, some.tolist(), magnitude, *[_part(table, part) for table in tables])
+        if call is None:
+            return None
+        found.append(call)
+    return found
 
 
 def _part(arg: Arg, part: slice) -> Arg:
