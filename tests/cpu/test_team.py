@@ -249,7 +249,7 @@ def test_indices_are_checked_between_kernels_and_failures_name_their_node(index:
         written = ow.index_copy(table, ids, y)
     with ow.scope("behind"):
         z = ow.index_copy(log, ids, ow.softmax(ow.rms_norm(written[:2], eps=1e-6)))
-    dtype = {"i32": np.int32, "i64": np.int64}[index]
+    dtype: Any = {"i32": np.int32, "i64": np.int64}[index]
     with ow.Scheduler("cpu") as scheduler:
         program = scheduler.build(z)
         merged = [call for call in program.run_lists[0].calls.calls if isinstance(call, sequence.KernelSequence)]
