@@ -15,6 +15,7 @@ from opweave.graph.dtypes import QUANTIZED, f32
 from opweave.ops.blocks import block_parts, dequantize
 from opweave.runtime.host.device import HostDevice
 from opweave.runtime.host.reservations import RESERVATIONS
+from opweave_ort import weights
 from opweave_ort.model import Model
 from opweave_ort.runtime import RUNTIME, allocated
 from opweave_ort.sessions import SESSIONS, Session
@@ -44,6 +45,20 @@ def test_parts_of_blocks_make_their_values(name):
     if parts.offsets is not None:
         values = values + np.repeat(parts.offsets, n, -1)
     assert np.array_equal(values, dequantize(data, dtype))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["halves", "bytes"])
+def test_a_weight_is_repacked_some_rows_at_a_time(name, form, monkeypatch):
+    dtype = next(t for t in QUANTIZED if t.name == name)
+    data = random_blocks(dtype, 7, 2)
+    whole = pack(data, dtype, form)
+    for rows in (1, 2, 6, 7):
+        monkeypatch.setattr(weights, "TILE", rows * 2 * dtype.block)
+        some = pack(data, dtype, form)
+        assert some.keys() == whole.keys()
+        for piece, array in whole.items():
+            np.testing.assert_array_equal(some[piece], array)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -78,12 +78,28 @@ def pieces(dtype: DType, shape: Shape, form: Form) -> list[Piece]:
     return found
 
 
+TILE: Final = 1 << 18
+"""Integers that are repacked at a time: temporary arrays stay small, and in the processor's caches."""
+
+
 def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
     """The arrays of `pieces`, by name.
 
     Args:
         data: ``uint8``, shape (out, bytes of a row), in the layout of GGUF.
     """
+    inputs = data.shape[1] // dtype.itemsize * dtype.block
+    found = {p.name: np.empty(p.shape, p.dtype.numpy) for p in pieces(dtype, (len(data), inputs), form)}
+    rows = max(1, TILE // inputs)
+    for at in range(0, len(data), rows):
+        some = slice(at, at + rows)
+        for name, value in _packed_rows(data[some], dtype, form).items():
+            (found[name].T if name == "offsets" else found[name])[some] = value
+    return found
+
+
+def _packed_rows(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
+    """What `pack` gives, but offsets of shape (out, blocks)."""
     parts: BlockParts = block_parts(data, dtype)
     outputs, length = len(data), block_length(dtype)
     integers = parts.integers.reshape(outputs, -1, length)
@@ -104,7 +120,7 @@ def pack(data: Array, dtype: DType, form: Form) -> dict[str, Array]:
             result["high_scales"] = scales * np.float32(16)
     if parts.offsets is not None:
         offsets = parts.offsets.reshape(outputs, -1)
-        result["offsets"] = np.ascontiguousarray(np.repeat(offsets, blocks // offsets.shape[1], 1).T)
+        result["offsets"] = np.repeat(offsets, blocks // offsets.shape[1], 1)
     return result
 
 
