@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,20 +59,3 @@ def test_each_row_is_multiplied_by_its_expert(monkeypatch, dtype, inputs, output
                 want = np.einsum("tui,tuoi->tuo", np.broadcast_to(near, (tokens, 2, inputs)), every[ids])
                 got = program.run(x=x, ids=ids)
                 np.testing.assert_allclose(got, want, atol=2e-6 * np.abs(want).max(), rtol=0)
-
-
-@pytest.mark.parametrize(("outputs", "limits"), [(64, [1]), (65, [])])
-def test_narrow_products_take_one_thread_of_blas(apply, monkeypatch, outputs, limits):
-    from opweave_cpu.threads import CpuThreads
-
-    seen: list[int] = []
-
-    def with_one(self: CpuThreads, call: Callable[[], None]) -> None:
-        seen.append(1)
-        call()
-
-    monkeypatch.setattr(CpuThreads, "with_one_of_blas", with_one)
-    x, w = (np.random.default_rng(n).standard_normal((n, 96)).astype(np.float32) for n in (40, outputs))
-    got = apply("linear", np.zeros((40, outputs), np.float32), x, w)
-    np.testing.assert_allclose(got, x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-4)
-    assert seen == limits

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,60 +26,76 @@ Array = np.ndarray[Any, Any]
 def restored() -> Iterator[None]:
     yield
     THREADS.default = None
-    THREADS.limit_blas(None)
 
 
 def blas_threads() -> int:
     return max(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
 
 
-def run_nothing(stream: CpuStream) -> None:
-    stream.compile([]).run()
+def seen_in_run(stream: CpuStream) -> int:
+    """How many threads BLAS may use within a run."""
+    seen: list[int] = []
+    stream._run(iter([lambda: seen.append(blas_threads())]))
+    return seen[0]
 
 
-def test_a_stream_limits_blas_while_it_runs(device: CpuDevice) -> None:
+def test_blas_has_one_thread_within_runs_and_all_of_them_behind(device: CpuDevice) -> None:
     found = blas_threads()
-    run_nothing(device.open(threads=1))  # type: ignore[arg-type]
-    assert blas_threads() == 1
-    run_nothing(device.open())  # type: ignore[arg-type]
-    assert blas_threads() == found
+    each: list[dict[str, Any]] = [{}, {"threads": 1}, {"threads": 2}]
+    for options in each:
+        stream = device.open(**options)
+        assert isinstance(stream, CpuStream)
+        with ThreadPoolExecutor(1) as executor:
+            elsewhere = [executor.submit(seen_in_run, stream).result() for _ in range(2)]
+        assert [*elsewhere, seen_in_run(stream)] == [1, 1, 1]
+        assert blas_threads() == found
 
 
-def test_a_stream_limits_blas_in_whatever_thread_it_runs(device: CpuDevice) -> None:
+def test_blas_has_one_thread_until_the_last_run_has_ended(device: CpuDevice) -> None:
     found = blas_threads()
+    begun, ended = threading.Event(), threading.Event()
     seen: list[int] = []
 
-    def run(threads: int | None) -> None:
-        run_nothing(device.open() if threads is None else device.open(threads=threads))  # type: ignore[arg-type]
-        seen.append(blas_threads())
-
-    run(None)
-    for threads in (1, None):
-        thread = threading.Thread(target=run, args=(threads,))
-        thread.start()
-        thread.join()
-    run(1)
-    assert seen == [found, 1, found, 1]
-
-
-def test_calls_with_one_thread_of_blas_may_overlap() -> None:
-    found = blas_threads()
-    begun, ended, seen = threading.Event(), threading.Event(), []
-
-    def first() -> None:
+    def wait() -> None:
         begun.set()
         assert ended.wait(30)
         seen.append(blas_threads())
 
-    thread = threading.Thread(target=THREADS.with_one_of_blas, args=(first,))
+    first, second = device.open(), device.open()
+    assert isinstance(first, CpuStream)
+    assert isinstance(second, CpuStream)
+    thread = threading.Thread(target=first._run, args=(iter([wait]),))
     thread.start()
     assert begun.wait(30)
-    THREADS.with_one_of_blas(lambda: seen.append(blas_threads()))
-    THREADS.limit_blas(None)
-    seen.append(blas_threads())
+    seen += [seen_in_run(second), blas_threads()]
     ended.set()
     thread.join()
     assert seen == [1, 1, 1]
+    assert blas_threads() == found
+
+
+def test_blas_has_all_threads_behind_a_run_that_fails(device: CpuDevice) -> None:
+    found, stream = blas_threads(), device.open()
+    assert isinstance(stream, CpuStream)
+    with pytest.raises(ZeroDivisionError):
+        stream._run(iter([lambda: 1 // 0]))
+    assert blas_threads() == found
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_child_forked_within_a_run_has_no_run(device: CpuDevice) -> None:
+    found, stream = blas_threads(), device.open()
+    assert isinstance(stream, CpuStream)
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            seen_in_run(stream)
+            os._exit(int(blas_threads() != found))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    stream._run(iter([fork]))
     assert blas_threads() == found
 
 
@@ -88,8 +105,6 @@ def test_backend_sets_the_threads_of_streams_without_their_own(device: CpuDevice
     assert isinstance(own, CpuStream)
     CpuBackend().set_threads(1)
     assert (plain.threads, own.threads) == (1, 2)
-    run_nothing(plain)
-    assert blas_threads() == 1
     CpuBackend().set_threads(None)
     assert plain.threads == THREADS.cores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from types import MethodType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from opweave.contract import Arg, Call, Device, Step, Stream
 from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave.tracing import TRACE
 from opweave_cpu.threads import CURRENT, MOST, THREADS, set_up_numpy
+
+if TYPE_CHECKING:
+    from opweave_cpu.tiles import Array
 
 __all__ = ["CpuStream"]
 
@@ -90,6 +93,11 @@ class CpuStream(Stream):
         NumPy is the fastest way."""
         return None
 
+    def multiply(self, parts: Sequence[tuple[Array, Array, Array]]) -> Call | None:
+        """The call that computes ``out = a @ b`` for each ``(a, b, out)``, arrays of one type, in a thread each;
+        ``None`` where threads of Python do that."""
+        return None
+
     def put(self, out: Arg, ids: Arg, rows: Arg) -> Call | None:
         """The call that copies ``rows`` to the rows of ``out`` that ``ids`` names, all of them in range, the last one
         where it names one twice; ``None`` where NumPy is the fastest way."""
@@ -116,18 +124,19 @@ class CpuStream(Stream):
                 CURRENT.pool = before
 
     def _make(self, calls: Iterator[Call]) -> None:
-        limit = self._threads or THREADS.default
-        if limit != THREADS.blas_limit:
-            THREADS.limit_blas(limit)
-        if self.foreign or self._entered or TRACE.listening:
-            with np.errstate(all="ignore"):
-                _make(calls)
-            return
-        self._entered = True
+        THREADS.begin_run()
         try:
-            self._context.run(_make, calls)
+            if self.foreign or self._entered or TRACE.listening:
+                with np.errstate(all="ignore"):
+                    _make(calls)
+                return
+            self._entered = True
+            try:
+                self._context.run(_make, calls)
+            finally:
+                self._entered = False
         finally:
-            self._entered = False
+            THREADS.end_run()
 
 
 def _make(calls: Iterator[Call]) -> None:

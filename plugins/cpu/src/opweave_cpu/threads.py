@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from opweave.concurrency import Lock
+from opweave.lifecycle import notify_after_fork
 from opweave.runtime.host.cores import usable_cores
 from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.tunables import limit
@@ -38,40 +39,51 @@ class CpuThreads:
 
     Attributes:
         cores: processors that the process may use, by its affinity and its control group's quota.
-        default: threads of streams that were opened without ``threads``; ``None``: all cores, and BLAS as it was found.
-        blas_limit: how many threads BLAS may use but in `with_one_of_blas`, ``None``: as many as it was found with.
+        default: threads of streams that were opened without ``threads``; ``None``: all cores.
     """
 
-    __slots__ = ("_blas_found", "_lock", "_pool", "_singles", "blas_limit", "cores", "default")
+    __slots__ = ("__weakref__", "_blas_found", "_lock", "_pool", "_runs", "cores", "default")
 
     def __init__(self) -> None:
         self.cores: Final = usable_cores().usable
         self.default: int | None = None
-        self.blas_limit: int | None = None
-        self._blas_found: list[tuple[Any, int]] = []
-        self._singles = 0  # calls under way with one thread of BLAS
+        self._blas_found: list[tuple[Any, int]] | None = None
+        self._runs = 0
         self._pool: ThreadPool | None = None  # shared by the runs that have no pool of their own
         self._lock = Lock()
+        notify_after_fork(self)
 
-    def limit_blas(self, n: int | None) -> None:
-        """Let BLAS use ``n`` threads, ``None``: as many as it was found with. Costs nothing while ``n`` is the same."""
-        if n != self.blas_limit:
-            with self._lock:
-                self.blas_limit = n
-                self._set_blas()
+    def begin_run(self) -> None:
+        """Let BLAS use one thread until the last run has ended, as kernels share their products themselves. Threads of
+        BLAS look for further products for tens of milliseconds after each one, on processors that others then lack: a
+        prompt of a mixture of experts took 1.8 times as long."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._limit_blas(1)
 
-    def _set_blas(self) -> None:
-        if not self._blas_found:
+    def end_run(self) -> None:
+        """Let BLAS use as many threads as it was found with, if no run is left."""
+        with self._lock:
+            self._runs -= 1
+            if not self._runs:
+                self._limit_blas(None)
+
+    def _limit_blas(self, n: int | None) -> None:
+        if self._blas_found is None:
             from threadpoolctl import ThreadpoolController
 
             libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-            self._blas_found = [(library, library.num_threads) for library in libraries]
-        limit = 1 if self._singles else self.blas_limit
+            self._blas_found = [(library, library.num_threads) for library in libraries if library.num_threads > 1]
         for library, found in self._blas_found:
             # From 3.8 on, only the thread that set the threads of OpenBLAS first may set them; of others it is ignored.
             if clear := getattr(library, "clear_controlling_thread", None):
                 clear(force=True)
-            library.set_num_threads(found if limit is None else limit)
+            library.set_num_threads(found if n is None else n)
+
+    def after_fork(self) -> None:
+        # Runs of other threads go on in the parent alone.
+        self._runs, self._lock = 0, Lock()
 
     def pool(self) -> ThreadPool:
         """The pool of the run that this thread makes, else that of the process."""
@@ -86,24 +98,6 @@ class CpuThreads:
     def spread(self, jobs: Sequence[Callable[[], Any]]) -> None:
         """Do all jobs in the threads of the pool of the run, else in those of the process; see `ThreadPool.spread`."""
         self.pool().spread([jobs[0], *[partial(_in_worker, job) for job in jobs[1:]]])
-
-    def spread_products(self, jobs: Sequence[Callable[[], Any]]) -> None:
-        """`spread` with one thread of BLAS for each job: with more of them the jobs would wait for each other in it."""
-        self.with_one_of_blas(partial(self.spread, jobs))
-
-    def with_one_of_blas(self, call: Callable[[], Any]) -> None:
-        """Make a call with one thread of BLAS. Until the last of such calls has ended, those of other runs have one."""
-        self._count_singles(1)
-        try:
-            call()
-        finally:
-            self._count_singles(-1)
-
-    def _count_singles(self, more: int) -> None:
-        with self._lock:
-            before, self._singles = self._singles, self._singles + more
-            if not (before and self._singles):
-                self._set_blas()
 
     def _start(self) -> ThreadPool:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Independent jobs of a kernel spread over workers: threads, each with scratch arrays and a BLAS thread of its own."""
+"""Independent jobs of a kernel spread over workers: threads, each with scratch arrays of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def worker_count(jobs: int, work: int) -> int:
 def bind_workers(
     stream: Stream, jobs: Sequence[Job], workers: int, calls: Callable[[Job, int], Iterable[Call]]
 ) -> Call:
-    """The call that does all jobs, in at most ``workers`` threads, each with one thread of BLAS.
+    """The call that does all jobs, in at most ``workers`` threads.
 
     ``calls(job, worker)`` gives the calls of a job. Jobs of one worker run one after the other; jobs of different
     workers run at the same time, so they write into different parts of the workspace: its arrays have a first axis of
@@ -34,7 +34,7 @@ def bind_workers(
     """
     count = min(workers_of(stream), workers, len(jobs))
     parts = [bound(partial(_calls_of, calls, jobs[mine], i)) for i, mine in enumerate(shares(len(jobs), count))]
-    return parts[0] if count == 1 else partial(THREADS.spread_products, parts)
+    return parts[0] if count == 1 else partial(THREADS.spread, parts)
 
 
 def _calls_of(calls: Callable[[Job, int], Iterable[Call]], jobs: Sequence[Job], worker: int) -> Iterator[Call]:

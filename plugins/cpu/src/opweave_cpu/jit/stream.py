@@ -17,7 +17,7 @@ from opweave_cpu.kernels.attention import attention_of_few_queries
 from opweave_cpu.kernels.experts import compiled_expert_linear
 from opweave_cpu.kernels.table import KERNELS
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.tiles import calls_within, in_turn
+from opweave_cpu.tiles import Array, calls_within, in_turn
 from opweave_cpu.tunables import COMPILED_ROWS
 
 if TYPE_CHECKING:
@@ -153,6 +153,13 @@ class CompilingStream(CpuStream):
         from opweave_cpu.jit.copies import bind_picked
 
         return bind_picked(self, out, table, ids)
+
+    def multiply(self, parts: Sequence[tuple[Array, Array, Array]]) -> Call | None:
+        if not _is_compiling() or parts[0][2].ndim != 2:
+            return None
+        from opweave_cpu.jit.gemm import bind_gemm
+
+        return bind_gemm(parts)
 
     def put(self, out: Arg, ids: Arg, rows: Arg) -> Call | None:
         if not _is_compiling():

@@ -47,12 +47,12 @@ def linear_of_decoded(
 
     def product() -> None:
         # Looked up in each run: weights that are written anew are decoded into other arrays.
-        tile_product(left, weight.value.values, into, lead, turned=turned)[0]()
+        tile_product(stream, left, weight.value.values, into, lead, turned=turned)[0]()
 
     calls: list[Call] = [] if packed is None else [partial(np.copyto, left.reshape(x.shape), x.view)]
     calls.append(product)
     if results is not None:
-        _, result = tile_product(left, weight.value.values, into, lead, turned=turned)
+        _, result = tile_product(stream, left, weight.value.values, into, lead, turned=turned)
         calls += store_calls(result, None if b is None else b.view, out.view, ordered)
     elif b is not None:
         calls.append(partial(np.add, out.view, b.view, out.view))

@@ -20,8 +20,8 @@ from opweave_cpu.kernels.row_products import linear_of_some_rows  # noqa: F401 -
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
 from opweave_cpu.threads import THREADS
-from opweave_cpu.tiles import Array, compute_dtype, in_turn, window
-from opweave_cpu.tunables import BLAS_COLUMNS, TURNED_ROWS, limit
+from opweave_cpu.tiles import Array, compute_dtype, in_turn, shares, window
+from opweave_cpu.tunables import TURNED_ROWS, limit
 from opweave_cpu.workers import is_blas_matrix
 
 _F32: Final = as_dtype("f32")
@@ -50,14 +50,16 @@ def is_turned(rows: int, inputs: int, outputs: int, dtype: DType) -> bool:
     )  # fmt: skip
 
 
-def tile_product(left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool) -> tuple[Call, Array]:
+def tile_product(
+    stream: Stream, left: Array, weights: Array, into: Array, lead: Sequence[int], *, turned: bool
+) -> tuple[Call, Array]:
     """The call ``left @ weights.T``, ``turned``: as its transpose; and its result (*lead, n), in the flat ``into``."""
     rows, n = len(left), len(weights)
     result = into[: rows * n]
     if turned:
         turned_result = result.reshape(n, rows)
-        return partial(np.matmul, weights, left.T, turned_result), turned_result.T.reshape(*lead, n)
-    return product_call(left, weights.T, result.reshape(rows, n)), result.reshape(*lead, n)
+        return product_call(stream, weights, left.T, turned_result), turned_result.T.reshape(*lead, n)
+    return product_call(stream, left, weights.T, result.reshape(rows, n)), result.reshape(*lead, n)
 
 
 def store_calls(result: Array, bias: Array | None, out: Array, ordered: Arg | None = None) -> list[Call]:
@@ -116,9 +118,9 @@ def matmul(stream: Stream, op: str, out: Arg, a: Arg, b: Arg, **scratch: Arg) ->
             once = tuple([slice(n) for n in packed.shape])
             calls.append(partial(np.copyto, packed.view, arg.view[once]))
     if "turned" in scratch:
-        call, result = tile_product(left.view, right.view.T, scratch["turned"].view, out.shape[:1], turned=True)
+        call, result = tile_product(stream, left.view, right.view.T, scratch["turned"].view, out.shape[:1], turned=True)
         return in_turn([*calls, call, *store_calls(result, None, out.view)])
-    calls.append(product_call(left.view, right.view, into.view))
+    calls.append(product_call(stream, left.view, right.view, into.view))
     if into is not out:
         calls.append(partial(np.copyto, out.view, into.view, "unsafe"))
     return in_turn(calls)
@@ -129,28 +131,38 @@ SMALL_RESULT: Final = limit("small_result_bytes", 1 << 14, 1, 1 << 20)
 the result with zeros, which for square matrices of 512 takes a twentieth of all."""
 
 
-SHARED_PRODUCT: Final = limit("shared_product", 1 << 22, 1, 1 << 28)
-"""Multiplications from which on it is worth to have threads that wait for parts of kernels leave before a product: BLAS
-shares it among threads of its own, and the time that these wait for a processor is longer than this takes."""
+SHARED_PRODUCT: Final = limit("shared_product", 1 << 23, 1, 1 << 28)
+"""Multiplications from which on a product is shared among the threads of the run."""
+
+UNIT: Final = 16
+"""Rows or columns of a result of which the length of a part is a multiple: those that BLAS computes at once."""
 
 
-def product_call(a: Array, b: Array, out: Array) -> Call:
-    """The call ``out = a @ b``."""
+def product_call(stream: Stream, a: Array, b: Array, out: Array) -> Call:
+    """The call ``out = a @ b``, in threads of the run if it is large."""
+    threads, work = getattr(stream, "threads", 1), out.size * a.shape[-1]
+    if threads > 1 and work >= SHARED_PRODUCT.value and min(a.ndim, b.ndim) > 1:
+        parts = _parts(a, b, out, threads)
+        shared = stream.multiply(parts) if isinstance(stream, CpuStream) else None
+        return shared or partial(THREADS.spread, [partial(np.matmul, *part) for part in parts])
     if a.ndim == 2 and out.nbytes <= SMALL_RESULT.value and out.flags.c_contiguous:
         return partial(a.dot, b, out)
-    call = partial(np.matmul, a, b, out)
-    return in_turn([THREADS.recall, call]) if out.size * a.shape[-1] >= SHARED_PRODUCT.value else call
+    return partial(np.matmul, a, b, out)
+
+
+def _parts(a: Array, b: Array, out: Array, count: int) -> list[tuple[Array, Array, Array]]:
+    """A product in parts: some of the matrices, or some rows or columns of the result, whichever are more."""
+    if out.ndim > 2 and a.ndim == b.ndim and len(a) == len(b) >= count:
+        return [(a[some], b[some], out[some]) for some in shares(len(out), count)]
+    rows, columns = out.shape[-2:]
+    units = shares(-(-max(rows, columns) // UNIT), count)
+    cuts = [slice(some.start * UNIT, some.stop * UNIT) for some in units]
+    if rows >= columns:
+        return [(a[..., some, :], b, out[..., some, :]) for some in cuts]
+    return [(a, b[..., some], out[..., some]) for some in cuts]
 
 
 # --- linear ---------------------------------------------------------------------------------------------------------
-
-NARROW: Final = limit("narrow_outputs", 64, 1, 1 << 12)
-"""Outputs up to which one thread of BLAS computes a product. That takes little longer, and of more threads the others
-would wait for further products for milliseconds, on processors that compiled kernels then lack: 512 tokens of a small
-mixture of experts took 1.7 times as long."""
-
-NARROW_WORK: Final = limit("narrow_work", 1 << 24, 1, 1 << 30)
-"""Multiplications of such a product at most."""
 
 
 def _is_plain(w: Arg, out: Arg) -> bool:
@@ -183,12 +195,6 @@ def _linear_workspace(step: Step) -> Arrays:
 def linear(stream: Stream, op: str, out: Arg, x: Arg, w: Arg, b: Arg | None = None, **scratch: Arg) -> Call:
     if "results" in scratch:
         return _linear_by_tiles(stream, out, x, w, b, **scratch)
-    call = _linear_at_once(out, x, w, b, **scratch)
-    is_narrow = w.shape[0] <= NARROW.value and BLAS_COLUMNS.value < out.size * w.shape[1] <= NARROW_WORK.value
-    return partial(THREADS.with_one_of_blas, call) if is_narrow else call
-
-
-def _linear_at_once(out: Arg, x: Arg, w: Arg, b: Arg | None, **scratch: Arg) -> Call:
     calls: list[Call] = []
     rows, target = x.view, out.view
     if "packed" in scratch:
@@ -197,9 +203,9 @@ def _linear_at_once(out: Arg, x: Arg, w: Arg, b: Arg | None, **scratch: Arg) -> 
     if target.ndim != 2:
         rows, target = rows.reshape(-1, w.shape[1]), target.reshape(-1, w.shape[0])
     if "turned" in scratch:
-        call, result = tile_product(rows, w.view, scratch["turned"].view, rows.shape[:1], turned=True)
+        call, result = tile_product(stream, rows, w.view, scratch["turned"].view, rows.shape[:1], turned=True)
         return in_turn([*calls, call, *store_calls(result, None if b is None else b.view, target)])
-    calls.append(product_call(rows, w.view.T, target))
+    calls.append(product_call(stream, rows, w.view.T, target))
     return in_turn(calls if b is None else [*calls, partial(np.add, target, b.view, target)])
 
 
@@ -221,7 +227,7 @@ def _linear_by_tiles(
     calls: list[Call] = [partial(np.copyto, left.reshape(x.shape), x.view)]
     for tile in row_tiles(w, len(left)):
         some = weights.view[: tile.stop - tile.start]
-        call, result = tile_product(left, some, results.view, out.shape[:-1], turned=turned)
+        call, result = tile_product(stream, left, some, results.view, out.shape[:-1], turned=turned)
         convert = stream.decode_rows(w, tile, weights) if isinstance(stream, CpuStream) and w.dtype.is_half else None
         calls += [convert or partial(np.copyto, some, stored[tile]), call]
         calls += store_calls(result, None if bias is None else bias[tile], target[..., tile], ordered)
@@ -271,10 +277,10 @@ def linear_of_blocks(
         some = None if bias is None else bias[tile]
         if results is None:
             result = target.reshape(-1, outputs)[:, tile]
-            calls.append(product_call(left, weights.T, result))
+            calls.append(product_call(stream, left, weights.T, result))
             if some is not None:
                 calls.append(partial(np.add, result, some, result))
         else:
-            call, result = tile_product(left, weights, results.view, out.shape[:-1], turned=turned)
+            call, result = tile_product(stream, left, weights, results.view, out.shape[:-1], turned=turned)
             calls += [call, *store_calls(result, some, target[..., tile], ordered)]
     return in_turn(calls)

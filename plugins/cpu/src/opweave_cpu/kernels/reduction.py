@@ -156,7 +156,7 @@ def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     count = workers_of(stream) if x.nbytes >= 4 * SPREAD_PASS.value and x.ndim > 2 else 1
     ranges = shares(len(x), count) if count > 1 else [...]
     # Several threads of BLAS would wait for memory and for each other.
-    return partial(THREADS.spread_products, [partial(add, x[p], out[p]) for p in ranges])
+    return partial(THREADS.spread, [partial(add, x[p], out[p]) for p in ranges])
 
 
 # --- rows, compiled -------------------------------------------------------------------------------------------------
