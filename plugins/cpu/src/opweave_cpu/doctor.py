@@ -1,4 +1,4 @@
-"""Checks for ``opweave doctor``: the BLAS that multiplies, the kernel that it chose, and its threads."""
+"""Checks for ``opweave doctor``: the BLAS that multiplies, and the kernel that it chose."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from opweave.registry import Diagnosis
-from opweave.runtime.host.cores import usable_cores
 from opweave.runtime.host.processor import cpu_name
 from opweave.runtime.stream import ARTEFACTS_KEPT
-from opweave.tools.doctor import threads_diagnosis
 from opweave_cpu.hardware import instruction_sets
 from opweave_cpu.jit.compiler import target, why_not
 
@@ -18,8 +16,6 @@ __all__ = ["diagnose", "kernel_diagnosis"]
 
 CORETYPE: Final = "OPENBLAS_CORETYPE"
 """Environment variable that makes OpenBLAS use the kernels for the processor it names, whichever is there."""
-
-THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _SETS: Final = ("sse", "avx", "avx2", "avx512")
 
@@ -34,7 +30,7 @@ _KERNELS: Final[Mapping[str, int]] = {
 
 
 def diagnose() -> Iterator[Diagnosis]:
-    """Diagnoses of the kernel and the threads of each BLAS in the process, and of compiled kernels."""
+    """Diagnoses of the kernel of each BLAS in the process, and of compiled kernels."""
     from threadpoolctl import threadpool_info
 
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
@@ -42,7 +38,6 @@ def diagnose() -> Iterator[Diagnosis]:
         yield Diagnosis("BLAS", "ok", "NumPy's BLAS is unknown to threadpoolctl")
     for info in libraries:
         yield kernel_diagnosis(info, instruction_sets())
-        yield threads_diagnosis("BLAS threads", info["num_threads"], usable_cores(), THREADS)
     if why_not() is None:
         message = f"{target().loaded} in memory; beside those of open programs a device keeps the latest"
         yield Diagnosis("compiled kernels", "ok", f"{message} {ARTEFACTS_KEPT}")

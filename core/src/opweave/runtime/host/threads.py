@@ -34,8 +34,8 @@ class ThreadPool:
     often as one likes: each run uses no more threads than the pool has. Runs that several threads of the program make
     at once use as many each, as BLAS, torch and ONNX Runtime have threads of their own.
 
-    Backends take of it what their libraries allow. ``cpu`` shares its passes among the pool's threads, and limits BLAS
-    to as many. ``torch`` computes in as many threads of its own, which it does not let others place. ``ort`` gives
+    Backends take of it what their libraries allow. ``cpu`` shares its passes and products among the pool's threads.
+    ``torch`` computes in as many threads of its own, which it does not let others place. ``ort`` gives
     its sessions as many threads, on the pool's processors.
 
     Args:
