@@ -16,9 +16,9 @@ import typer
 from rich.text import Text
 
 import opweave as ow
-from opweave.cli.options import Json
+from opweave.cli.options import Json, writable_file
 from opweave.cli.output import Row, plain, print_json, print_rows
-from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
+from opweave.errors import AllocationError, BoundsError, Unavailable
 from opweave.units import human_bytes
 from opweave_models.files import open_model
 from opweave_models.model import Model, load
@@ -240,11 +240,20 @@ def plan(
         print(made)
 
 
+def _new(path: Path) -> Path:
+    if path.exists():
+        raise typer.BadParameter(f"{path} is there already; it is not overwritten")
+    writable_file(path)
+    return path
+
+
 def convert(
-    file: File, out: Annotated[Path, typer.Argument(help="The file to write: .gguf, or safetensors by GGUF's names.")]
+    file: File,
+    out: Annotated[
+        Path, typer.Argument(help="The file to write: .gguf, or safetensors by GGUF's names.", callback=_new)
+    ],
 ) -> None:
     """Write a model as one file: GGUF, which llama.cpp reads too, or safetensors with blocks decoded to f32."""
-    _new(out)
     if out.suffix == ".gguf":
         write_gguf(file, out)
     else:
@@ -258,18 +267,12 @@ def convert(
 
 def quantize(
     file: File,
-    out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
+    out: Annotated[Path, typer.Argument(help="The GGUF file to write.", callback=_new)],
     kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k; f16, bf16 or f32.")],
 ) -> None:
     """Round a model's matrices to another type, in a new GGUF file; everything else stays as it is."""
-    _new(out)
     write_gguf(file, out, kind)
     print(f"{out}: {human_bytes(out.stat().st_size)}")
-
-
-def _new(path: Path) -> None:
-    if path.exists():
-        raise FormatError(f"{path} is there already; it is not overwritten")
 
 
 def _floats(value: Any) -> np.ndarray[Any, Any]:
