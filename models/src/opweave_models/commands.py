@@ -284,8 +284,8 @@ def _floats(value: Any) -> np.ndarray[Any, Any]:
 def bench(
     file: File, devices: Devices = "auto", kv: KV = "f16", precision: Precision = "int8", memory: Memory = None,
     split: Split = None, experts: Experts = None, place: Place = None, repack: Repack = None,
-    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of the prompt.")] = 512,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the answer.")] = 64,
+    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of the answer.")] = 64,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Tokens a second of a prompt and of an answer; over several devices, also of each that holds the model alone."""
@@ -309,22 +309,23 @@ def bench(
 
 def measured(model: Model, prompt: int, tokens: int) -> dict[str, Any]:
     """Tokens a second of a prompt and of the steps after it, the best of three rounds. Closes the model."""
-    rows: list[tuple[float, float]] = []
     with model:
         model.warm()
         ids = np.random.default_rng(0).integers(0, model.config.vocabulary, prompt).tolist()
-        for _ in range(3):
-            with model.session() as session:
-                session.feed(ids)
-                begin = perf_counter()
-                token = int(session.logits().argmax())
-                first = perf_counter()
-                for _ in range(tokens):
-                    session.feed([token])
-                    token = int(session.logits().argmax())
-                rows.append((len(ids) / (first - begin), tokens / (perf_counter() - first)))
-    best = [max(rates) for rates in zip(*rows, strict=True)]
+        best = [max(each) for each in zip(*[rates(model, ids, tokens) for _ in range(3)], strict=True)]
     return {"devices": model.plan.devices, "prompt": best[0], "answer": best[1]}
+
+
+def rates(model: Model, ids: list[int], steps: int) -> tuple[float, float, float]:
+    """Tokens a second of a prompt and of the steps after it, and the slowest step as a multiple of the median."""
+    with model.session() as session:
+        times, fed = [perf_counter()], ids
+        for _ in range(1 + steps):
+            session.feed(fed)
+            fed = [int(session.logits().argmax())]
+            times.append(perf_counter())
+    first, *each = np.diff(times).tolist()
+    return len(ids) / first, steps / sum(each), max(each) / float(np.median(each))
 
 
 # --- opweave serve-model --------------------------------------------------------------------------------------------
