@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import sys
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
 import opweave_models
+from benchmarks import _llama
 
 ROUNDS = 3
 PROMPT = 64
@@ -47,17 +51,11 @@ def ours(path: str, device: str, sequences: int) -> Measure:
 
 
 def theirs(path: str, sequences: int) -> Measure:
-    import xllamacpp
-
-    options: Any = xllamacpp.CommonParams()
-    options.model.path, options.n_parallel, options.n_ctx = path, sequences, 256 * sequences
-    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = os.cpu_count() or 1
-    server = xllamacpp.Server(options)
+    server = _llama.server(path, sequences, 256 * sequences)
 
     def answer(ids: list[int]) -> None:
-        request = {"prompt": ids, "n_predict": STEPS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        body = urllib.request.Request(f"{server.listening_address}/completion", json.dumps(request).encode())
-        with urllib.request.urlopen(body) as response:
+        body = json.dumps(_llama.request(ids, STEPS)).encode()
+        with urllib.request.urlopen(f"{server.listening_address}/completion", body) as response:
             response.read()
 
     def measure(prompts: list[list[int]]) -> float:

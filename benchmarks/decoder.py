@@ -12,56 +12,37 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from math import inf, isfinite
-from time import perf_counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
 import opweave_models
+from benchmarks import _llama
+from opweave_models.commands import rates
 
 ROUNDS = 3
 Measure = Callable[[list[int], int], tuple[float, float, float]]
 
 
-def rates(prompt: list[int], begin: float, times: list[float]) -> tuple[float, float, float]:
-    """Tokens a second of a prompt and of steps, and the slowest step over the median; from when each ended."""
-    steps = np.diff(times)
-    return len(prompt) / (times[0] - begin), len(steps) / steps.sum(), steps.max() / np.median(steps)
-
-
 def ours(path: str, device: str, context: int) -> Measure:
     model = opweave_models.load(path, device, context=context, kv="f16", precision="int8")
     model.warm()
-
-    def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
-        with model.session() as session:
-            session.feed(ids)
-            begin = perf_counter()
-            token = int(session.logits().argmax())
-            times = [perf_counter()]
-            for _ in range(steps):
-                session.feed([token])
-                token = int(session.logits().argmax())
-                times.append(perf_counter())
-            return rates(ids, begin, times)
-
-    return measure
+    return partial(rates, model)
 
 
 def theirs(path: str, threads: int, context: int) -> Measure:
-    import xllamacpp
-
-    options: Any = xllamacpp.CommonParams()
-    options.model.path, options.n_parallel, options.n_ctx, options.verbosity = path, 1, context, -1
-    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
-    server = xllamacpp.Server(options)
+    server = _llama.server(path, 1, context, threads)
 
     def measure(ids: list[int], steps: int) -> tuple[float, float, float]:
-        request = {"prompt": ids, "n_predict": steps, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        times = server.handle_completions(request)["timings"]
+        times = server.handle_completions(_llama.request(ids, steps))["timings"]
         return times["prompt_per_second"], times["predicted_per_second"], inf
 
     return measure

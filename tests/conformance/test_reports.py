@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from opweave.cli.app import build_app
 from opweave.contract import Backend, Device
 from opweave.contract.kernels import KernelTable
-from opweave.errors import FormatError, PathError, UnknownNameError, UnsupportedOpError
+from opweave.errors import FormatError, UnknownNameError, UnsupportedOpError
 from opweave.graph.opdef import OPS
 from opweave.registry import Registry
 from opweave.runtime.host.device import HostDevice
@@ -143,9 +143,27 @@ def test_what_is_no_report_is_refused_before_anything_is_written(tmp_path: Path)
             read_report(tmp_path / "a.json")
     with pytest.raises(FormatError, match=r"no\.json cannot be read"):
         read_report(tmp_path / "no.json")
-    result = call("conformance", "host", "--html", str(tmp_path / "missing" / "page.html"))
-    assert isinstance(result.exception, PathError)
-    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "conformance host",
+        "conformance host --gaps a.json",
+        "conformance --compare a.json a.json",
+        "bench host",
+        "fuzz",
+        "new-backend acme",
+    ],
+)
+def test_a_result_that_could_not_be_written_is_a_wrong_call(tmp_path: Path, monkeypatch, command: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    option = {"fuzz": "--out", "new-backend acme": "--into"}.get(command, "--html")
+    result = call(*command.split(), option, "a.json/b")
+    assert result.exit_code == 2
+    assert "be written" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 # --- opweave bench ---------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ import pytest
 
 import opweave as ow
 import opweave_cost
-from opweave.contract import Arg, Call
+from opweave.contract import Arg, Call, Group
 from opweave.contract.kernels import KernelTable
+from opweave.graph.precision import Precision
 from opweave.tracing import TRACE
 from opweave_cost.cost_model import ANY, Curve, OpCost, Profile
-from tests.core.scheduler.test_fusing import Fusing
+from tests.core.scheduler.test_fusing import Fusing, FusingStream
 from tests.core.scheduler.test_report import Page
 from tests.support.async_device import AsyncDevice, ThreadStream
 from tests.support.devices import BASIC, Plain, Separate, reference_kernel
@@ -163,6 +164,81 @@ def test_a_fused_group_is_one_row_without_the_bytes_that_stay_inside():
     assert [total.name for total in profile.operations if "+" in total.name] == ["exp+scale+relu"]
 
 
+class FusingAll(FusingStream):
+    def _fuse(self, steps):
+        return [Group(tuple(steps), workspace=64)]
+
+
+class OneGroup(Separate):
+    kernels = KernelTable("f16 f32 f64 i32 i64", "strided")
+
+    def __init__(self) -> None:
+        super().__init__("g")
+        self.kernels = type(self).kernels
+
+    def _open(self, **params):
+        return FusingAll(self)
+
+
+OneGroup.kernels("cast", "embedding", "expert_linear", "attention")(reference_kernel)
+
+
+def measured_group(outputs, feeds):
+    with ow.Scheduler(OneGroup()) as scheduler:
+        (row,) = rows_of(opweave_cost.profile_run(scheduler.build(outputs), feeds, runs=1, limits=False))
+    return row
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 16])
+@pytest.mark.parametrize("casts", [0, 1, 2])
+def test_of_experts_those_are_read_that_tokens_are_routed_to_at_most(tokens, casts):
+    experts, used, out, n = 8, 2, 16, 32
+    x, ids = ow.input("x", (tokens, n)), ow.input("ids", (tokens, used), "i32")
+    values = np.ones((experts, out, n), F if not casts else np.float16)
+    matrices = ow.constant(values)
+    for dtype in ("f64", "f32")[2 - casts :]:
+        matrices = matrices.astype(dtype)
+    feeds = {
+        "x": np.ones((tokens, n), F),
+        "ids": np.arange(tokens * used, dtype=np.int32).reshape(tokens, -1) % experts,
+    }
+    row = measured_group(ow.expert_linear(x, matrices, ids), feeds)
+    assert row.ops == ("cast",) * casts + ("expert_linear",)
+    read = min(experts, tokens * used) * out * n * values.itemsize
+    assert row.nbytes == read + 4 * tokens * n + 4 * tokens * used + 4 * tokens * used * out
+    assert row.flops == 2 * tokens * used * out * n
+
+
+def test_rows_that_are_taken_twice_count_until_they_are_the_whole_table():
+    table, ids = ow.input("table", (10, 8)), [ow.input(f"ids{i}", (4,), "i32") for i in range(3)]
+    for count, rows in ((1, 4), (2, 8), (3, 10)):
+        feeds = {"table": np.ones((10, 8), F), **{i.name: np.arange(4, dtype=np.int32) for i in ids[:count]}}
+        row = measured_group([ow.embedding(table, i) for i in ids[:count]], feeds)
+        assert row.nbytes == rows * 8 * 4 + count * (4 * 4 + 4 * 8 * 4)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "bf16"])
+@pytest.mark.parametrize("length", [1, 50, 120])
+def test_attention_by_a_block_table_reads_the_keys_and_values_within_reach(dtype, length):
+    pytest.importorskip("opweave_cpu")
+    heads, groups, size, block = 4, 2, 16, 16
+    cache = ow.KVCache(1, 2, 256, groups, size, dtype, block=block, blocks=40, name=f"profiled {dtype} {length}")
+    one, other = cache.join(), cache.join()
+    cache.feed({one: [1] * length, other: [1, 2]})
+    batch = cache.feed({one: [1], other: [1]})
+
+    @ow.compile(devices="cpu")
+    def step(q, k, positions, slots, blocks):
+        return cache.attend(0, q, k, k, positions, slots, blocks, batch.reach)
+
+    q, k = np.ones((2, heads, 1, size), F), np.ones((2, groups, 1, size), F)
+    profile = opweave_cost.profile_run(step, [q, k, batch.positions, batch.slots, batch.blocks], runs=1, limits=False)
+    (row,) = [row for row in rows_of(profile) if row.ops[-1] == "attention"]
+    assert row.ops == ("embedding", "embedding", "attention")
+    elements = 2 * 2 * batch.reach * groups * size + 2 * 2 * heads * size + 2 * batch.reach  # cache, q and out, mask
+    assert row.nbytes == elements * ow.as_dtype(dtype).itemsize + batch.blocks.nbytes
+
+
 def test_weights_that_are_fetched_are_rows_with_the_bytes_that_moved():
     table = ow.weights({"table": np.ones((16, 8), F)}, device="host")["table"]
     ids = ow.input("ids", (3,), "i32")
@@ -208,6 +284,34 @@ def test_limits_are_the_roofline_of_the_devices_profile(monkeypatch):
     assert neg.least == pytest.approx(2 * 64 * 64 * 4 / 1e9)
     assert linear.least == pytest.approx(max(3 * 64 * 64 * 4 / 1e9, 2 * 64**3 / 1e12))
     assert neg.of_limit == pytest.approx(neg.least / neg.seconds)
+
+
+def test_limits_are_those_of_the_precision_and_beyond_them_is_said_and_not_a_share(monkeypatch):
+    pytest.importorskip("opweave_cpu")
+    adds, disturbed = Curve.line(1e-6, 1e3), Curve(((1e6, 1e-5), (1e9, 10.0)))
+    rates = {"f32": disturbed, "f16": Curve.line(1e-6, 1e10), "q8_0": Curve.line(1e-6, 1e9)}
+    products = {dtype: OpCost(adds, curve) for dtype, curve in rates.items()}
+    products["q8_0 in int8"] = OpCost(adds, Curve.line(1e-6, 1e13))
+    made = Profile("cpu", 1e-6, adds, adds, {"add": {ANY: OpCost(adds)}, "linear": products}, contention=0.9)
+    assert made.peak_flops("f32") == pytest.approx(1e11), "that of the point which nothing disturbed"
+    assert made.peak_flops("f16") == pytest.approx(1e11), "halves may be computed as f32"
+    assert made.peak_flops("q8_0") == pytest.approx(1e11)
+    assert made.peak_flops("q8_0", "int8") == pytest.approx(1e13)
+    assert made.peak_bandwidth == pytest.approx((1e3, 1e3))
+    monkeypatch.setattr("opweave_cost.run_parts.profile", lambda device: made)
+    x, blocks = ow.input("x", (64, 64)), ow.weights({"w": ow.quantize(np.ones((64, 64), F), "q8_0")}, device="cpu")["w"]
+    rates_of: dict[Precision, float] = {"exact": 1e11, "int8": 1e13}
+    for precision, rate in rates_of.items():
+        with ow.Scheduler("cpu", precision=precision) as scheduler:
+            measured = opweave_cost.profile_run(scheduler.build(ow.linear(x, blocks)), x=np.ones((64, 64), F), runs=1)
+        (linear,) = rows_of(measured)
+        assert linear.least == pytest.approx(max(linear.nbytes / 1e3, 2 * 64**3 / rate))
+        assert linear.of_limit > 1
+        assert linear.limit_text == "above"
+        assert "above: what is read lies in faster caches" in measured
+        assert "cpu: 1e-06 GB/s of the memory or cache that holds additions of 0.977 KiB" in measured.text
+        assert "doubtful" in measured.text
+        assert "doubtful" in measured.html()
 
 
 def test_overlapping_schedulers_and_other_traces_are_measured_alike():

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import opweave as ow
 from tests.models.test_decoders import distance, expected
@@ -144,5 +146,18 @@ def test_commands_write_files(tmp_path, capsys):
     assert set(models.open_model(small).kinds) == {"q8_0", "f32"}
     np.testing.assert_array_equal(logits(small)[0], logits(again)[0])
     assert 0 < distance(logits(small)[0], logits(whole)[0]) < 0.02
-    with pytest.raises(ow.FormatError, match="is there already"):
-        commands.convert(tmp_path, whole)
+
+
+@pytest.mark.parametrize("command", [["convert"], ["quantize", "q8_0"]])
+@pytest.mark.parametrize(("out", "says"), [("there.gguf", "is there"), (".", "is there"), ("no/x.gguf", "no folder")])
+def test_files_that_could_not_be_written_are_a_wrong_call(tmp_path, monkeypatch, command, out, says):
+    from opweave_models import commands
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.gguf").write_text("as before")
+    app = typer.Typer()
+    commands.add(app)
+    done = CliRunner().invoke(app, ["models", command[0], "missing.gguf", out, *command[1:]])
+    assert done.exit_code == 2
+    assert says in done.output
+    assert (tmp_path / "there.gguf").read_text() == "as before"

@@ -18,7 +18,7 @@ from opweave.graph.blocks import Blocks
 from opweave.graph.container import pack, unpack
 from opweave.graph.dtypes import DType, DTypeLike, as_dtype, bool_, f32, f64, i64
 from opweave.graph.layout import array_shape
-from opweave.graph.leaf import Spec, parts_of
+from opweave.graph.leaf import Spec
 from opweave.graph.tensor import Tensor, constant
 from opweave.leaf_memory import read_leaf, write_state
 from opweave.leaves import Where, state
@@ -592,7 +592,7 @@ class KVCache:
 
         def seen(cache: Tensor, new: Tensor, written: Tensor) -> Tensor:
             version = cache if before else written
-            if not before and (gathers or cache.dtype.is_quantized) and not parts_of(cache):
+            if not before and (gathers or cache.dtype.is_quantized):
                 # Both are written before one is read: what decodes or gathers then stands beside the attention.
                 version = after(written, changed)
             pool = version[:-1].reshape(count, room, *cache.shape[1:])[:, :reach]

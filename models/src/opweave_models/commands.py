@@ -16,9 +16,9 @@ import typer
 from rich.text import Text
 
 import opweave as ow
-from opweave.cli.options import Json
+from opweave.cli.options import Json, writable_file
 from opweave.cli.output import Row, plain, print_json, print_rows
-from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
+from opweave.errors import AllocationError, BoundsError, Unavailable
 from opweave.units import human_bytes
 from opweave_models.files import open_model
 from opweave_models.model import Model, load
@@ -240,11 +240,20 @@ def plan(
         print(made)
 
 
+def _new(path: Path) -> Path:
+    if path.exists():
+        raise typer.BadParameter(f"{path} is there already; it is not overwritten")
+    writable_file(path)
+    return path
+
+
 def convert(
-    file: File, out: Annotated[Path, typer.Argument(help="The file to write: .gguf, or safetensors by GGUF's names.")]
+    file: File,
+    out: Annotated[
+        Path, typer.Argument(help="The file to write: .gguf, or safetensors by GGUF's names.", callback=_new)
+    ],
 ) -> None:
     """Write a model as one file: GGUF, which llama.cpp reads too, or safetensors with blocks decoded to f32."""
-    _new(out)
     if out.suffix == ".gguf":
         write_gguf(file, out)
     else:
@@ -258,18 +267,12 @@ def convert(
 
 def quantize(
     file: File,
-    out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
+    out: Annotated[Path, typer.Argument(help="The GGUF file to write.", callback=_new)],
     kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k; f16, bf16 or f32.")],
 ) -> None:
     """Round a model's matrices to another type, in a new GGUF file; everything else stays as it is."""
-    _new(out)
     write_gguf(file, out, kind)
     print(f"{out}: {human_bytes(out.stat().st_size)}")
-
-
-def _new(path: Path) -> None:
-    if path.exists():
-        raise FormatError(f"{path} is there already; it is not overwritten")
 
 
 def _floats(value: Any) -> np.ndarray[Any, Any]:
@@ -281,8 +284,8 @@ def _floats(value: Any) -> np.ndarray[Any, Any]:
 def bench(
     file: File, devices: Devices = "auto", kv: KV = "f16", precision: Precision = "int8", memory: Memory = None,
     split: Split = None, experts: Experts = None, place: Place = None, repack: Repack = None,
-    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of the prompt.")] = 512,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the answer.")] = 64,
+    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of the prompt.")] = 512,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of the answer.")] = 64,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Tokens a second of a prompt and of an answer; over several devices, also of each that holds the model alone."""
@@ -306,22 +309,23 @@ def bench(
 
 def measured(model: Model, prompt: int, tokens: int) -> dict[str, Any]:
     """Tokens a second of a prompt and of the steps after it, the best of three rounds. Closes the model."""
-    rows: list[tuple[float, float]] = []
     with model:
         model.warm()
         ids = np.random.default_rng(0).integers(0, model.config.vocabulary, prompt).tolist()
-        for _ in range(3):
-            with model.session() as session:
-                session.feed(ids)
-                begin = perf_counter()
-                token = int(session.logits().argmax())
-                first = perf_counter()
-                for _ in range(tokens):
-                    session.feed([token])
-                    token = int(session.logits().argmax())
-                rows.append((len(ids) / (first - begin), tokens / (perf_counter() - first)))
-    best = [max(rates) for rates in zip(*rows, strict=True)]
+        best = [max(each) for each in zip(*[rates(model, ids, tokens) for _ in range(3)], strict=True)]
     return {"devices": model.plan.devices, "prompt": best[0], "answer": best[1]}
+
+
+def rates(model: Model, ids: list[int], steps: int) -> tuple[float, float, float]:
+    """Tokens a second of a prompt and of the steps after it, and the slowest step as a multiple of the median."""
+    with model.session() as session:
+        times, fed = [perf_counter()], ids
+        for _ in range(1 + steps):
+            session.feed(fed)
+            fed = [int(session.logits().argmax())]
+            times.append(perf_counter())
+    first, *each = np.diff(times).tolist()
+    return len(ids) / first, steps / sum(each), max(each) / float(np.median(each))
 
 
 # --- opweave serve-model --------------------------------------------------------------------------------------------

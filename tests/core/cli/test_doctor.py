@@ -61,6 +61,21 @@ class TestDoctor:
         code, out, _ = run("doctor", "--json")
         assert (code, diagnoses(out)["device acme:0"]["status"]) == (1, "wrong")
 
+    def test_plugins_without_devices_say_what_they_provide(self, folder, run):
+        hook = "from opweave.registry import hookimpl\n@hookimpl\ndef opweave_{}: return {}\n"
+        folder.add("asks", hook.format("cli(app)", "None"), value="opweave_asks")
+        reads = hook.format("formats()", "[]") + hook.format("placements()", "{}") + hook.format("cli(app)", "None")
+        folder.add("reads", reads, entry_points="[opweave.hooks]\nreads = opweave_reads\n")
+        folder.add("acme", backend(extra=hook.format("backends()", "[Acme()]") + reads), value="opweave_acme")
+        folder.add("empty", hook.format("backends()", "[]"), value="opweave_empty")
+        code, out, _ = run("doctor", "--json")
+        found = {name: (d["status"], d["message"]) for name, d in diagnoses(out).items() if name.startswith("plugin")}
+        assert code == 0
+        assert found["plugin asks"] == ("ok", "1.0: commands")
+        assert found["plugin reads"] == ("ok", "1.0: commands, file formats, placements")
+        assert found["plugin acme"] == ("ok", "1.0: acme")
+        assert found["plugin empty"] == ("ok", "1.0: no devices")
+
     def test_exit_status(self, folder, run):
         folder.add("cardless", backend(body="raise Unavailable('no card')"))
         assert run("doctor")[0] == 0

@@ -9,6 +9,7 @@ import pytest
 
 import opweave as ow
 import opweave_cost
+from opweave.ops.movement import after
 from opweave_training.checkpoint import restore, write_checkpoint
 from tests.core.scheduler.test_lost import Fragile
 from tests.support.devices import Member
@@ -204,6 +205,27 @@ def test_a_cache_split_by_heads_is_never_whole(pair, dtype, blocks):
     assert sorted(n.device for n in why.nodes if n.op == "attention") == ["left", "right"]
     assert sorted(n.device for n in why.nodes if n.op == "index_copy") == ["left", "left", "right", "right"]
     assert not any(n.op == "concat" for n in why.nodes)
+    for device in ("left", "right"):
+        ops = [n.op for n in why.nodes if n.device == device and n.op in ("index_copy", "embedding")]
+        assert ops == ["index_copy"] * 2 + ["embedding"] * 2, "both are written before one is read"
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_a_part_waits_for_that_of_its_own_device_or_for_the_whole(pair, axis):
+    """However what it waits for is cut, nothing of it moves if it lies in parts; and it is done in any case."""
+    where = pair[1] if axis is None else ow.Sharded(pair, axis, multiple=1)
+    state = ow.state(f"waited_for_{axis}", (4, 10), device=where)
+    weights = ow.weights({"w": numbers(6, 8)}, device={"w": ow.Sharded(pair, 1, multiple=1)})
+    x, y = ow.input("x_waiting", (6, 8)), ow.input("y_waiting", (4, 10))
+    with ow.Scheduler(pair) as scheduler:
+        program = scheduler.build(ow.relu(after(x + weights["w"], [ow.assign(state, y * 2.0)])))
+        feeds = {"x_waiting": numbers(6, 8, seed=1), "y_waiting": numbers(4, 10, seed=2)}
+        assert np.array_equal(program.run(feeds), np.maximum(feeds["x_waiting"] + numbers(6, 8), 0))
+        assert np.array_equal(program.read(state), 2 * feeds["y_waiting"])
+        gathered = [row.tensor for row in program.explain().copies if "waited_for" in row.tensor]
+        assert sorted(n.device for n in program.explain().nodes if n.op == "relu") == ["left", "right"]
+    if axis is not None:
+        assert not gathered
 
 
 def test_a_cache_is_split_by_heads_only(pair):

@@ -17,7 +17,7 @@ from opweave.ops import movement
 from opweave.ops.matmul import LINEAR, MATMUL
 from opweave.ops.selection import where
 from opweave.sharding.values import NO_LINKS, Collective, Links, Spread, Values, cast_on
-from opweave.sharding.ways import SUM, Way, ways
+from opweave.sharding.ways import SAME, SUM, Way, ways
 
 __all__ = ["ShardedGraph", "shard_graph"]
 
@@ -182,7 +182,7 @@ class _Sharder:
             fits = 0
             for source, axis in zip(tensor.srcs, way.srcs, strict=True):
                 found = self.values.spread.get(source)
-                if found is not None and found.axis != SUM:
+                if found is not None and found.axis != SUM and axis != SAME:
                     size = source.nbytes << (40 if source.leaf is not None else 0)  # weights must not be gathered
                     alike = axis is not None and found.axis == axis and found.devices == like[0]
                     alike = alike and found.cuts == _scaled(like[1], like[2], source.shape[axis or 0])
@@ -206,7 +206,7 @@ class _Sharder:
                 return None  # every device would need the weight
         if like is None:
             return None
-        lengths = [s.shape[a] for s, a in zip(tensor.srcs, way.srcs, strict=True) if a is not None]
+        lengths = [s.shape[a] for s, a in zip(tensor.srcs, way.srcs, strict=True) if a not in (None, SAME)]
         if way.out != SUM:
             lengths.append(tensor.shape[way.out])
         for length in lengths:
@@ -214,7 +214,7 @@ class _Sharder:
                 return None
         for source, axis in zip(tensor.srcs, way.srcs, strict=True):
             block = source.dtype.block if axis == source.ndim - 1 else 1
-            cuts = () if axis is None else _scaled(like[1], like[2], source.shape[axis])
+            cuts = () if axis in (None, SAME) else _scaled(like[1], like[2], source.shape[axis])
             if any(cut % block for cut in cuts or ()):
                 return None
         return like
@@ -231,7 +231,10 @@ class _Sharder:
         for i, device in enumerate(devices):
             srcs = []
             for source, axis in given:
-                if axis is None:
+                found = values.spread.get(source) if axis == SAME else None
+                if found is not None and found.devices == devices:
+                    srcs.append(found.parts[i])
+                elif axis is None or axis == SAME:
                     srcs.append(values.at(source, device))
                 else:
                     scaled = _scaled(cuts, length, source.shape[axis]) or ()

@@ -7,10 +7,13 @@ from typing import Final, NamedTuple
 
 from opweave.graph.tensor import Tensor
 
-__all__ = ["SUM", "Way", "ways"]
+__all__ = ["SAME", "SUM", "Way", "ways"]
 
 SUM: Final = -1
 """In `Way.out`: each part is a partial sum of the whole result."""
+
+SAME: Final = -2
+"""In `Way.srcs`: each part needs the part of its own device, however the source is cut, and all of one that is not."""
 
 
 class Way(NamedTuple):
@@ -19,7 +22,7 @@ class Way(NamedTuple):
     Attributes:
         out: the axis of the result of which each computes a part, or `SUM`; of nodes that write a state that of the
             region.
-        srcs: for each source the axis of which it needs the same part, ``None``: it needs all of it.
+        srcs: for each source the axis of which it needs the same part, ``None``: it needs all of it, or `SAME`.
     """
 
     out: int
@@ -196,11 +199,17 @@ def _slice(node: Tensor) -> Iterator[Way]:
             axis += 1
 
 
+def _after(node: Tensor) -> Iterator[Way]:
+    """All axes; of what the others have to do first, each part waits for that of its own device."""
+    for axis in range(node.ndim):
+        yield Way(axis, (axis, *[SAME] * (len(node.srcs) - 1)))
+
+
 WAYS: Final[dict[str, Callable[[Tensor], Iterator[Way]]]] = {
     "linear": _linear, "matmul": _matmul, "attention": _attention, "attention_backward": _attention,
     "expert_linear": _expert_linear, "embedding": _embedding, "head_softmax": _head_softmax, "rope": _rope,
     "concat": _concat, "index_copy": _index_copy, "assign": _assign, "accumulate": _assign,
-    "transpose": _transpose, "broadcast_to": _broadcast_to, "reshape": _reshape, "slice": _slice,
+    "transpose": _transpose, "broadcast_to": _broadcast_to, "reshape": _reshape, "slice": _slice, "after": _after,
     **dict.fromkeys((
         "softmax", "log_softmax", "layer_norm", "rms_norm", "l2_norm", "dequantize", "quantize", "softmax_backward",
         "log_softmax_backward", "layer_norm_backward", "rms_norm_backward",

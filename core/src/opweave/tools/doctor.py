@@ -29,6 +29,17 @@ _STATUS: Final[dict[State, Literal["ok", "slow", "wrong"]]] = {
     State.UNAVAILABLE: "slow",
 }
 
+_PROVIDED: Final = {
+    "opweave_make_devices": "devices on request",
+    "opweave_ops": "operations",
+    "opweave_cli": "commands",
+    "opweave_formats": "file formats",
+    "opweave_placements": "placements",
+    "opweave_rewrites": "rewrites of graphs",
+    "opweave_program_built": "an observer of programs",
+}
+"""Hook -> what a plugin without devices provides that implements it."""
+
 
 def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
     """The diagnoses of the core and of all plugins, each with the name of its plugin. Loads all plugins."""
@@ -41,7 +52,7 @@ def diagnose(registry: Registry) -> list[tuple[str, Diagnosis]]:
 def opweave_doctor(registry: Registry) -> Iterator[Diagnosis]:
     """Plugins and their devices, processors, the cache of what was measured of devices, variables."""
     for record in registry.plugins():
-        yield from _plugin(record)
+        yield from _plugin(record, registry)
     if all(device.kind is Kind.HOST for device in _usable(registry)):
         message = "no device but host, which runs the slow reference implementation of each operation"
         yield Diagnosis("devices", "slow", message, pip_install("opweave-cpu"))
@@ -65,11 +76,14 @@ def _usable(registry: Registry) -> Sequence[Device]:
     return [device for backend in registry.plugins() for name in backend.devices for device in [registry.device(name)]]
 
 
-def _plugin(record: PluginRecord) -> Iterator[Diagnosis]:
+def _plugin(record: PluginRecord, registry: Registry) -> Iterator[Diagnosis]:
     about = f"plugin {record.name}"
     status = _STATUS.get(record.state, "ok")
     if record.state is State.READY:
-        yield Diagnosis(about, "ok", f"{record.version}: {', '.join(record.devices) or 'no devices'}".lstrip(": "))
+        by_hook = [what for hook, what in _PROVIDED.items()
+                   if any(name == record.name for name, _ in registry.hooks.implementers(hook))]  # fmt: skip
+        provided = ", ".join(record.devices or by_hook or ["no devices"])
+        yield Diagnosis(about, "ok", f"{record.version}: {provided}".lstrip(": "))
         if record.error:
             yield Diagnosis(about, "slow", record.error, record.remedy)
     elif not record.unusable:

@@ -11,9 +11,9 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from opweave.cli.options import Json
+from opweave.cli.options import Html, Json, writable_folder
 from opweave.cli.output import Row, plain, print_json, print_rows, quiet_stdout
-from opweave.errors import PathError, SchedulerError, UnknownNameError
+from opweave.errors import SchedulerError, UnknownNameError
 from opweave.units import human_bytes, human_time
 
 if TYPE_CHECKING:
@@ -136,19 +136,15 @@ def _plan(
     devices: _Devices = "",
     dims: _Lengths = None,
     as_json: Json = False,
-    html: Annotated[str, typer.Option("--html", metavar="FILE", help="Write a page.")] = "",
+    html: Html = None,
 ) -> None:
     """Show where each node would run and why, and how much memory each device needs. No weights are loaded."""
-    from opweave.tools.writable import check_writable
-
-    if html:
-        check_writable(html)
     with quiet_stdout(), _loaded(model, devices) as loaded:
         planned = loaded.plan(_feeds(loaded, dims, None))
         explanation = planned.explain()
         memory = planned.memory
         lacking = _lacking(loaded, planned)
-    if html:
+    if html is not None:
         explanation.save(html)
     if as_json:
         print_json({
@@ -187,15 +183,13 @@ def _run(
     dims: _Lengths = None,
     inputs: _Inputs = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; the fastest is shown.")] = 1,
-    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Write each output as NAME.npy.")] = "",
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FOLDER", help="Write each output as NAME.npy.", callback=writable_folder),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a model with random or given inputs, and show its outputs and times."""
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PathError(f"{folder} cannot be made: {error.strerror}") from None
     with quiet_stdout(), _loaded(model, devices) as loaded:
         feeds = _feeds(loaded, dims, inputs)
         start = perf_counter()
@@ -207,7 +201,8 @@ def _run(
             results = loaded.run(feeds)
             times.append(perf_counter() - start)
     arrays = {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
-    if output:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
             np.save(folder / f"{name.replace('/', '_')}.npy", array)
     seconds = {"first": first, "building": building, "fastest": min(times)}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import TimeRemainingColumn
 
 from opweave import registry
-from opweave.cli.options import Json
+from opweave.cli.options import Html, Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.contract import Kind
-from opweave.tools.writable import check_writable
 from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
@@ -34,14 +32,12 @@ def bench(
         list[str] | None, typer.Option("--dtype", metavar="TYPE", help="Only these types; repeatable.")
     ] = None,
     as_json: Json = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page, one HTML file.")] = None,
+    html: Html = None,
 ) -> None:
     """Measure GB/s and GFLOP/s of every operation that a device runs, beside a second device and its own limits."""
     from opweave_conformance.report import environment
     from opweave_conformance.throughput import throughput
 
-    if html is not None:
-        check_writable(html)
     with quiet_stdout(), progress(TimeRemainingColumn(), quiet=as_json) as bar:
         registry.REGISTRY.make_devices((name, beside or ""))
         device = registry.REGISTRY.device(name)

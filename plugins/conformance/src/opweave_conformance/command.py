@@ -15,13 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.options import Json
+from opweave.cli.options import Html, Json
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave.errors import UnknownNameError
 from opweave.packages import pip_install
 from opweave.registry.discovery import core_version
-from opweave.tools.writable import check_writable
 from opweave_conformance.wrong_call import wrong_call
 
 if TYPE_CHECKING:
@@ -85,10 +84,7 @@ def conformance(
             "comes once in each type before any comes twice.",
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page of the results, one HTML file."),
-    ] = None,
+    html: Html = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -114,8 +110,6 @@ def conformance(
     if len(names) > 1:
         raise typer.BadParameter(f"one backend at a time, not {' '.join(names)}")
     name = names[0]
-    if html is not None:
-        check_writable(html)
     if model is not None:
         _show_gaps(name, model, length, beside, as_json, html)
         return
@@ -205,7 +199,6 @@ def _compare(files: Sequence[str], html: Path | None) -> None:
 
     if html is None or len(files) < 2:
         raise typer.BadParameter("--compare takes two files or more, and --html FILE for the page")
-    check_writable(html)
     html.write_text(comparison_page([read_report(Path(file)) for file in files]), encoding="utf-8")
 
 

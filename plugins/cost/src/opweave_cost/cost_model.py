@@ -67,6 +67,11 @@ class Curve(NamedTuple):
         (x0, y0), (x1, y1) = self.points[0], self.points[-1]
         return (x1 - x0) / (y1 - y0) if y1 > y0 else inf
 
+    @property
+    def best(self) -> float:
+        """The most work per second that was measured. A single disturbed measurement hardly lowers it."""
+        return max(self.rate, *(amount / seconds for amount, seconds in self.points if seconds), 0.0)
+
 
 class OpCost(NamedTuple):
     """Seconds of an operation's steps by bytes read and written, for products also by floating-point operations."""
@@ -143,6 +148,20 @@ class Profile(NamedTuple):
         """Floating-point operations per second in large products."""
         curve = self._of("linear", dtype).by_flops
         return curve.rate if curve is not None else inf
+
+    def peak_flops(self, dtype: str, precision: Precision = "exact") -> float:
+        """The most floating-point operations per second in products that may be computed in a precision: of the type
+        itself, or, as narrower ones may be computed with its values, of f32."""
+        types = {measured_type(dtype, precision), dtype, dtype if dtype == "f64" else "f32"}
+        curves = [self._of("linear", each).by_flops for each in types]
+        return max(inf if curve is None else curve.best for curve in curves)
+
+    @property
+    def peak_bandwidth(self) -> tuple[float, float]:
+        """The most bytes per second that additions read and write, and the bytes of the largest one measured: caches
+        that hold less may be faster."""
+        curve = self._of("add", "f32").by_bytes
+        return curve.best, curve.points[-1][0]
 
     def step(self, op: str, dtype: str, size: float, flops: float, precision: Precision = "exact") -> float:
         """Seconds of a step that reads and writes ``size`` bytes and makes ``flops`` floating-point operations.

@@ -16,12 +16,13 @@ from opweave.errors import SchedulerError
 from opweave.function import Function
 from opweave.graph.blocks import Blocks
 from opweave.graph.layout import nbytes
-from opweave.graph.work import window_bytes, work
+from opweave.graph.work import traffic, window_bytes
 from opweave.runtime.worker import WorkerStream
 from opweave.scheduler import Program, Scheduler
 from opweave.scheduler.compile.run_list import CallList
 from opweave.scheduler.explain.report import where
 from opweave.tracing import TRACE
+from opweave.units import human_bytes
 from opweave_cost.cost_model import CostModel, decisive_dtype
 from opweave_cost.predict import where_lies
 from opweave_cost.run_profile import RunProfile, RunRow
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from opweave.runtime.stream import Stream
     from opweave.scheduler.compile.run_list import Action, Feed, Fetch
     from opweave.scheduler.place.target import Target
-    from opweave.scheduler.plan.splits import Copy, Split, SplitStep
+    from opweave.scheduler.plan.splits import Copy, Split, SplitStep, StorageView
     from opweave.tracing import TraceEvent
     from opweave_cost.cost_model import Profile
 
@@ -99,8 +100,11 @@ def profile_run(
         with _Measuring(program) as measured:
             for _ in range(runs + 1):
                 measured.program.run(feeds, **named)
-            rows = measured.rows(limits)
-    return RunProfile(rows, tuple(whole), tuple(t.name for t in program.partition.assignment.targets))
+            model = measured.model() if limits else None
+            rows = measured.rows(model)
+    targets = program.partition.assignment.targets
+    of_limit = () if model is None else tuple(map(_limit, model.profiles))
+    return RunProfile(rows, tuple(whole), tuple(t.name for t in targets), of_limit)
 
 
 def step_times(program: Program, runs: int, run: Callable[[Program], Any]) -> list[tuple[Target, list[Tensor], float]]:
@@ -235,10 +239,13 @@ class _Measuring:
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def rows(self, limits: bool) -> list[RunRow]:
-        """A row for each part, by all runs but the first."""
+    def model(self) -> CostModel:
+        """What the program's devices allow, by their profiles."""
         targets = self.program.partition.assignment.targets
-        model = CostModel(targets, [profile(target.device) for target in targets]) if limits else None
+        return CostModel(targets, [profile(target.device) for target in targets])
+
+    def rows(self, model: CostModel | None) -> list[RunRow]:
+        """A row for each part, by all runs but the first."""
         took = [median(part.seconds[1:]) for part in self.parts]
         total = sum(took) or 1.0
         return [
@@ -251,8 +258,8 @@ class _Measuring:
         ops: tuple[str, ...] = ()
         scope = ""
         if part.kind == "step":
-            size, flops, peak = self._work(part.items, None if model is None else model.profiles[at])
-            least = None if model is None else max(size / model.profiles[at].bandwidth, peak)
+            size, flops, peak = self._work(part.items, part.target, None if model is None else model.profiles[at])
+            least = None if model is None else max(size / model.profiles[at].peak_bandwidth[0], peak)
             ops = tuple(item.op for item in part.items)
             nodes = [item.node for item in part.items if item.node is not None]
             scope = nodes[-1].scope if nodes else ""
@@ -272,29 +279,44 @@ class _Measuring:
             ops=ops, scope=scope, note=note,
         )  # fmt: skip
 
-    def _work(self, items: Sequence[SplitStep], profile: Profile | None) -> tuple[int, int, float]:
+    def _work(self, items: Sequence[SplitStep], target: Target, profile: Profile | None) -> tuple[int, int, float]:
         """Bytes that a group reads and writes, without those that stay inside it; its flops, and the seconds that they
         take at the device's full speed."""
         internal, capabilities = self.program.earlier.groups.internal, self.program.partition.assignment.capabilities
-        total = flops = 0
-        peak = 0.0
-        read: set[Any] = set()
-        for item in items:
-            if item.node is None:
-                total += 2 * nbytes(item.out.shape, item.out.dtype)
+        written, flops, peak = 0, 0, 0.0
+        read: dict[StorageView, float] = {}
+        # Storage that stays inside -> the share of it that is read: where a cast converts weights for a step that
+        # selects rows of them, only these rows are read and converted.
+        shares: dict[int, float] = {}
+        for item in reversed(items):
+            if item.node is None or item.node.op is None:
+                written += 2 * nbytes(item.out.shape, item.out.dtype)
                 continue
-            size, count = work(item.node)
-            total, flops = total + size, flops + count
+            share = shares.get(item.out.storage, 1.0)
+            sizes, result = traffic(item.node)
+            count = 0 if 0 in item.node.shape else int(share * item.node.op.flops(item.node))
+            flops += count
             if profile is not None:
-                peak += count / profile.flops(decisive_dtype(capabilities.signature(item.node)))
-            if len(items) > 1:
-                for source in item.srcs:
-                    if source.storage in internal or source in read:
-                        total -= window_bytes((source.dtype, source.shape, source.strides))
-                    read.add(source)
-                if item.out.storage in internal:
-                    total -= nbytes(item.out.shape, item.out.dtype)
-        return max(total, 0), flops, peak
+                dtype = decisive_dtype(capabilities.signature(item.node))
+                peak += count / profile.peak_flops(dtype, capabilities.support(target, item.node).precision)
+            for source, size in zip(item.srcs, sizes, strict=True):
+                whole = window_bytes((source.dtype, source.shape, source.strides))
+                if source.storage not in internal:
+                    read[source] = min(read.get(source, 0.0) + share * size, whole)
+                elif whole:
+                    shares[source.storage] = min(shares.get(source.storage, 0.0) + share * size / whole, 1.0)
+            written += 0 if item.out.storage in internal else result
+        return int(sum(read.values())) + written, flops, peak
+
+
+def _limit(profile: Profile) -> str:
+    """What the limit of a device's steps is, for the reader of a report."""
+    bandwidth, size = profile.peak_bandwidth
+    doubt = "; doubtful, measured while other programs used the processors" if profile.is_doubtful else ""
+    return (
+        f"{profile.device}: {bandwidth / 1e9:.3g} GB/s of the memory or cache that holds additions of "
+        f"{human_bytes(int(size))}, and the fastest products{doubt}"
+    )
 
 
 def _opened(targets: Sequence[Target]) -> list[Stream]:

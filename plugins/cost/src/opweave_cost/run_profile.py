@@ -16,6 +16,9 @@ __all__ = ["Figures", "RunProfile", "RunRow", "Total"]
 SLOWEST = 10
 """Rows that the text shows by themselves."""
 
+ABOVE = "above: what is read lies in faster caches"
+"""What readers are told of shares of the limit beyond 100 %."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -29,8 +32,8 @@ class Figures:
             that move.
         flops: floating-point operations.
         least: seconds that the device's profile allows: of steps the larger one of bytes by bandwidth and flops by the
-            rate of its products (the roofline model of Williams, Waterman and Patterson, 2009); of transfers what
-            one of that size was measured to take. ``None``: nobody asked, or it is no work of the device.
+            rate of its fastest products (the roofline model of Williams, Waterman and Patterson, 2009); of transfers
+            what one of that size was measured to take. ``None``: nobody asked, or it is no work of the device.
     """
 
     name: str
@@ -53,6 +56,13 @@ class Figures:
         """``least / seconds``: 1 is all that the device allows. Small steps stay far below, because a step takes some
         time to start; steps whose operands lie in a processor's caches may be above."""
         return self.least / self.seconds if self.least is not None and self.seconds else None
+
+    @property
+    def limit_text(self) -> str:
+        """`of_limit` for people: a share beyond the limit is one of other memory, of which nothing is known."""
+        if self.of_limit is None:
+            return ""
+        return "above" if self.of_limit >= 1.005 else f"{self.of_limit:.0%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +101,13 @@ class RunProfile(Report):
         rows: every part of a run, in order.
         runs: seconds of each measured run of the program as it is, in which parts may overlap.
         devices: the program's devices, in order of priority.
+        limits: of each, what the limit of its steps is; empty: nobody asked.
     """
 
     rows: list[RunRow]
     runs: tuple[float, ...]
     devices: tuple[str, ...]
+    limits: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -131,6 +143,8 @@ class RunProfile(Report):
             lines += ["", *_table("scope", self.scopes())]
         slowest = sorted(self.rows, key=lambda row: -row.seconds)[:SLOWEST]
         lines += ["", *_table("slowest", [_single(row) for row in slowest])]
+        if self.limits:
+            lines += ["", f"limits ({ABOVE}):", *self.limits]
         return "\n".join(lines)
 
     @property
@@ -146,6 +160,8 @@ class RunProfile(Report):
         return render(
             Path(__file__).with_name("profile.html.j2"),
             summary=self.summary,
+            limits=self.limits,
+            above=ABOVE,
             tables=[
                 ("operation", self.operations),
                 *([("scope", self.scopes())] if any(r.scope for r in self.rows) else []),
@@ -189,10 +205,10 @@ def _table(what: str, totals: Sequence[Total]) -> list[str]:
     width = max([len(total.name) for total in totals] + [len(what)], default=0)
     lines = [f"{what:<{width}}  count        time   share     bytes     GB/s  GFLOP/s  of limit"]
     for total in totals:
-        limit = "" if total.of_limit is None else f"{total.of_limit:.0%}"
         flops = "" if not total.flops else f"{total.flops_per_second / 1e9:.3g}"
-        lines.append(
+        line = (
             f"{total.name:<{width}}  {total.count:>5}  {human_time(total.seconds):>10}  {total.share:>6.1%}  "
-            f"{human_bytes(total.nbytes):>8}  {total.bytes_per_second / 1e9:>7.3g}  {flops:>7}  {limit:>8}".rstrip()
+            f"{human_bytes(total.nbytes):>8}  {total.bytes_per_second / 1e9:>7.3g}  {flops:>7}  {total.limit_text:>8}"
         )
+        lines.append(line.rstrip())
     return lines

@@ -14,7 +14,7 @@ from rich.progress import TimeElapsedColumn
 from rich.text import Text
 
 from opweave import registry
-from opweave.cli.options import Json
+from opweave.cli.options import Json, writable_folder
 from opweave.cli.output import plain, print_json, progress, quiet_stdout
 from opweave.cli.probe import leave_out_deadly
 from opweave_conformance.wording import number_of
@@ -48,7 +48,8 @@ def fuzz(
         int, typer.Option("--largest", metavar="N", min=1, help="Elements of the largest operands, about.")
     ] = 1_000_003,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write a script for each failure here.")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Write a script for each failure here.", callback=writable_folder),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -63,7 +64,7 @@ def fuzz(
         registry.REGISTRY.make_devices(names)
         here = [d for d in registry.devices() if d.name != "host"]
         chosen = [registry.device(n) for n in names] or here or [registry.device("host")]
-        found = Search(chosen, seed, out=Path(out) if out else None, seconds=timeout, largest=largest)
+        found = Search(chosen, seed, out=out, seconds=timeout, largest=largest)
         try:
             if case is not None:
                 _note_finding(found.try_case(case), quiet=as_json)

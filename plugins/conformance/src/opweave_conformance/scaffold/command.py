@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from opweave import registry
+from opweave.cli.options import writable_folder
 from opweave.cli.output import plain
 from opweave_conformance.scaffold.package import LICENCES, Package, ScaffoldError, write_package
 
@@ -32,7 +33,10 @@ def new_backend(
     ] = None,
     author: Annotated[str, typer.Option("--author", help="Who holds the copyright.")] = "",
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FOLDER", help="Default: opweave-NAME in the current folder.")
+        Path | None,
+        typer.Option(
+            "--into", metavar="FOLDER", help="Default: opweave-NAME in the current folder.", callback=writable_folder
+        ),
     ] = None,
 ) -> None:
     """Write the package of a new backend: device, five kernels, tests, workflow. It passes the suite as it stands."""

@@ -1,0 +1,19 @@
+"""llama.cpp's server in this process, where xllamacpp is installed."""
+
+import os
+from typing import Any
+
+
+def server(path: str, sequences: int, context: int, threads: int | None = None) -> Any:
+    """A server of a GGUF file for so many sequences, which share ``context`` tokens, on all processors by default."""
+    import xllamacpp
+
+    options: Any = xllamacpp.CommonParams()
+    options.model.path, options.n_parallel, options.n_ctx, options.verbosity = path, sequences, context, -1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads or os.cpu_count() or 1
+    return xllamacpp.Server(options)
+
+
+def request(ids: list[int], steps: int) -> dict[str, Any]:
+    """What is asked of the server: so many tokens, the most likely ones, with nothing kept of earlier prompts."""
+    return {"prompt": ids, "n_predict": steps, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
