@@ -38,7 +38,10 @@ from opweave_cpu.jit.pointwise import is_worth_compiling
 from opweave_cpu.jit.rows import FORMS
 from opweave_cpu.jit.stream import CompilingStream
 from opweave_cpu.jit.supported import BLOCKS, ROWS
+from opweave_cpu.jit.walk import SHARED_WORK
 from opweave_cpu.jit.writer import Writer
+from opweave_cpu.threads import THREADS
+from opweave_cpu.tunables import COMPILED_WORK
 from tests.support.interrupts import interrupted, needs_timer
 from tests.support.kernels import assert_right_where_accepted, by_operation
 
@@ -371,6 +374,43 @@ def test_products_of_few_rows(name, rows, inputs, outputs):
     got = ow.Scheduler("cpu").build(ow.linear(x, w)).run({x: a}).astype(np.float64)
     want = a.astype(np.float64) @ v.astype(np.float64).T
     np.testing.assert_allclose(got, want, rtol=2 * EPS[name], atol=20 * 2e-7)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (8, 512), (21, 1408), (40, 15), (40, 17), (64, 4096)])
+def test_a_single_row_is_multiplied_by_compiled_functions_unless_vectors_would_be_cut(
+    outputs, inputs, threads, biased, monkeypatch
+):
+    monkeypatch.setattr(THREADS, "cores", threads)
+    rng = np.random.default_rng(inputs)
+    shapes = (1, inputs), (outputs, inputs), (outputs,)
+    a, v, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    device, x, weights = CpuDevice(), ow.input("single_row", a.shape), ow.weights({"w": v, "b": b})
+    with SHARED_WORK.at(1), COMPILED_WORK.at(1), ow.Scheduler([device]) as scheduler:
+        got = scheduler.build(ow.linear(x, weights["w"], *[weights["b"]] * biased)).run({x: a})
+    assert ("product" in {key[0] for *_, key in device.artefacts}) == (inputs % 16 == 0)
+    want = a.astype(np.float64) @ v.astype(np.float64).T + (b if biased else 0)
+    assert (np.abs(got - want) <= 2e-7 * (np.abs(a) @ np.abs(v.T) + np.abs(b))).all()
+
+
+def test_errors_of_a_single_row_stay_small_in_long_sums():
+    rng = np.random.default_rng(0)
+    a, v = rng.random((1, 16384), np.float32), rng.random((8, 16384), np.float32)
+    x, w = ow.input("long_row", a.shape), ow.weights({"w": v})["w"]
+    got = ow.Scheduler("cpu").build(ow.linear(x, w)).run({x: a})
+    np.testing.assert_allclose(got, a.astype(np.float64) @ v.astype(np.float64).T, rtol=1e-6)
+
+
+def test_a_router_of_one_row_is_called_with_its_neighbours():
+    rng = np.random.default_rng(0)
+    a, v = rng.standard_normal((1, 512)).astype(np.float32), rng.standard_normal((8, 512)).astype(np.float32)
+    x, w = ow.input("routed", a.shape), ow.weights({"w": v})["w"]
+    program = ow.Scheduler("cpu").build(ow.softmax(ow.linear(ow.rms_norm(x), w)))
+    (plan,), made = program.run_lists[0].plans, program.run_lists[0].calls
+    assert (plan.n_calls, len(made.calls)) == (3, 1)
+    normed = a / np.sqrt((a.astype(np.float64) ** 2).mean() + 1e-6)
+    np.testing.assert_allclose(program.run({x: a}), _softmax(normed @ v.T.astype(np.float64)), rtol=1e-4, atol=1e-7)
 
 
 # --- compiling ------------------------------------------------------------------------------------------------------

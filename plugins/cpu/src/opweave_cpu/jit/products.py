@@ -48,11 +48,8 @@ def fits(step: Step) -> bool:
     x, w = step.srcs[:2]
     others = (step.out, x, *step.srcs[2:])
     rows = x.size // w.shape[1]
-    if rows > COMPILED_ROWS.value or (
-        rows == 1 and w.dtype is _F32
-    ):  # a single row BLAS multiplies as fast as memory can be read
-        return False
-    return step.out.is_dense and x.is_dense and all(takes(arg, wide=False) for arg in others)
+    lies = step.out.is_dense and x.is_dense and all(takes(arg, wide=False) for arg in others)
+    return rows <= COMPILED_ROWS.value and lies
 
 
 def _is_read(w: Arg) -> bool:
@@ -186,8 +183,9 @@ def weight_values(
     code = writer.code
     if weights.is_float:
         with writer.loop(_I64(0), length, LANES) as i:
-            # The processor itself prefetches the rows that come next too late, except those of half types.
-            for k, row in enumerate(rows if weights is _F32 else ()):
+            # Of several rows at once, the processor itself prefetches those that come next too late, except those of
+            # half types. A single row it reads as fast as memory is, and slower with such instructions.
+            for k, row in enumerate(rows if weights is _F32 and len(rows) > 1 else ()):
                 ahead = code.add(row, writer.strides[k][-2])
                 prefetch(code, code.add(ahead, code.mul(i, _I64(weights.itemsize))))
             yield i, [writer.read(k, row, i) for k, row in enumerate(rows)]
