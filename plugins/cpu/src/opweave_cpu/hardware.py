@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from opweave.runtime.host.processor import cpu_fields
 
-__all__ = ["cpu_features", "has_avx512", "has_openblas", "instruction_sets"]
+__all__ = ["cpu_features", "has_avx512", "has_openblas", "instruction_sets", "openblas_function"]
 
 # The instruction sets that decide how fast vector code is, named as Linux spells them.
 _VECTOR_SETS = (
@@ -30,6 +31,27 @@ def instruction_sets() -> tuple[str, ...]:
 def has_avx512() -> bool:
     """Whether NumPy computes in vectors of 512 bits, for which it has more functions, and f16."""
     return "avx512bw" in instruction_sets()
+
+
+_AFFIXES: Final = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
+"""With what the names of functions begin and end in the libraries that NumPy is built with."""
+
+
+@cache
+def openblas_function(name: str) -> Any | None:
+    """A function of an OpenBLAS with threads of its own, NumPy's if there are several; ``None`` where there is none.
+    Called from Python it keeps the interpreter's lock."""
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController().select(internal_api="openblas").lib_controllers
+    for library in sorted(libraries, key=lambda known: "numpy" not in known.filepath):
+        if library.threading_layer == "pthreads":
+            loaded = ctypes.PyDLL(library.filepath)
+            for prefix, suffix in _AFFIXES:
+                found = getattr(loaded, f"{prefix}{name}{suffix}", None)
+                if found is not None:
+                    return found
+    return None
 
 
 @cache

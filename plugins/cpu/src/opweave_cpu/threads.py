@@ -13,6 +13,7 @@ from opweave.concurrency import Lock
 from opweave.lifecycle import notify_after_fork
 from opweave.runtime.host.cores import usable_cores
 from opweave.runtime.host.threads import ThreadPool
+from opweave_cpu.hardware import openblas_function
 from opweave_cpu.tunables import limit
 
 __all__ = ["CURRENT", "MOST", "THREADS", "CpuThreads", "set_up_numpy"]
@@ -42,12 +43,12 @@ class CpuThreads:
         default: threads of streams that were opened without ``threads``; ``None``: all cores.
     """
 
-    __slots__ = ("__weakref__", "_blas_found", "_lock", "_pool", "_runs", "cores", "default")
+    __slots__ = ("__weakref__", "_blas", "_lock", "_pool", "_runs", "cores", "default")
 
     def __init__(self) -> None:
         self.cores: Final = usable_cores().usable
         self.default: int | None = None
-        self._blas_found: list[tuple[Any, int]] | None = None
+        self._blas: list[tuple[Callable[[int], Any], int]] | None = None  # see `_blas_limits`
         self._runs = 0
         self._pool: ThreadPool | None = None  # shared by the runs that have no pool of their own
         self._lock = Lock()
@@ -70,16 +71,10 @@ class CpuThreads:
                 self._limit_blas(None)
 
     def _limit_blas(self, n: int | None) -> None:
-        if self._blas_found is None:
-            from threadpoolctl import ThreadpoolController
-
-            libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-            self._blas_found = [(library, library.num_threads) for library in libraries if library.num_threads > 1]
-        for library, found in self._blas_found:
-            # From 3.8 on, only the thread that set the threads of OpenBLAS first may set them; of others it is ignored.
-            if clear := getattr(library, "clear_controlling_thread", None):
-                clear(force=True)
-            library.set_num_threads(found if n is None else n)
+        if self._blas is None:
+            self._blas = _blas_limits()
+        for change, found in self._blas:
+            change(found if n is None else n)
 
     def after_fork(self) -> None:
         # Runs of other threads go on in the parent alone.
@@ -104,6 +99,21 @@ class CpuThreads:
             if self._pool is None:
                 self._pool = ThreadPool(max(2, self.cores))
             return self._pool
+
+
+def _blas_limits() -> list[tuple[Callable[[int], Any], int]]:
+    """What sets how many threads each BLAS of the process may use, where it uses several, and how many it does."""
+    # Called at the beginning and the end of every run: threadpoolctl takes 2 us for a call, which is as long as a
+    # small run, and since 3.8 does nothing in other threads than the first one that limited OpenBLAS.
+    change, count = [openblas_function(f"openblas_{name}_num_threads") for name in ("set", "get")]
+    if change is not None and count is not None:
+        limits = [(change, count())]
+    else:
+        from threadpoolctl import ThreadpoolController
+
+        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        limits = [(library.set_num_threads, library.num_threads) for library in libraries]
+    return [(change, found) for change, found in limits if found > 1]
 
 
 class _Current(local):

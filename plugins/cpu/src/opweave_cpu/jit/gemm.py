@@ -1,4 +1,4 @@
-"""Products of matrices by NumPy's OpenBLAS, called from compiled code.
+"""Products of matrices by OpenBLAS, called from compiled code.
 
 The parts of a product are done by the threads that wait for parts of compiled kernels, without the interpreter: to wake
 a thread through it takes as long as a product of some million multiplications.
@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 
 from opweave.contract import Call
+from opweave_cpu.hardware import openblas_function
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.jit.team import Parts
 from opweave_cpu.tiles import Array
@@ -28,13 +29,10 @@ _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of cblas
 
 _NUMBERS: Final = {"f4": (ir.FloatType(), "s"), "f8": (ir.DoubleType(), "d")}
 
-_AFFIXES: Final = (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", ""))
-"""With what the names of functions begin and end in the libraries that NumPy is built with."""
-
 
 def bind_gemm(parts: Sequence[tuple[Array, Array, Array]]) -> Call | None:
     """The call that computes ``out = a @ b`` for each ``(a, b, out)``, matrices of one type, in a thread each; ``None``
-    where a matrix does not lie as BLAS reads it, or NumPy's BLAS is unknown."""
+    where a matrix does not lie as BLAS reads it, or there is no OpenBLAS."""
     kind = parts[0][2].dtype.str[1:]
     function = _function(kind)
     if function is None:
@@ -64,19 +62,11 @@ def _layout(x: Array) -> tuple[int, int, int] | None:
 
 @cache
 def _function(kind: str) -> int | None:
-    """The address of the function of cblas for a type, in the OpenBLAS that came with NumPy."""
+    """The address of the function of cblas for a type."""
     if kind not in _NUMBERS or platform.system() == "Darwin":  # where arguments of other sizes lie elsewhere
         return None
-    from threadpoolctl import ThreadpoolController
-
-    for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
-        if "numpy" in library.filepath and library.threading_layer == "pthreads":
-            loaded = ctypes.CDLL(library.filepath)
-            for prefix, suffix in _AFFIXES:
-                found = getattr(loaded, f"{prefix}cblas_{_NUMBERS[kind][1]}gemm{suffix}", None)
-                if found is not None:
-                    return ctypes.cast(found, ctypes.c_void_p).value
-    return None
+    found = openblas_function(f"cblas_{_NUMBERS[kind][1]}gemm")
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
 @cache
