@@ -36,6 +36,7 @@ from opweave_cpu.jit.compiler import FirstRun
 from opweave_cpu.jit.formulas import FORMULAS
 from opweave_cpu.jit.pointwise import is_worth_compiling
 from opweave_cpu.jit.rows import FORMS
+from opweave_cpu.jit.sequence import FEWEST
 from opweave_cpu.jit.stream import CompilingStream
 from opweave_cpu.jit.supported import BLOCKS, ROWS
 from opweave_cpu.jit.walk import SHARED_WORK
@@ -402,13 +403,17 @@ def test_errors_of_a_single_row_stay_small_in_long_sums():
     np.testing.assert_allclose(got, a.astype(np.float64) @ v.astype(np.float64).T, rtol=1e-6)
 
 
-def test_a_router_of_one_row_is_called_with_its_neighbours():
+@pytest.mark.parametrize("products", [1, 2])
+def test_a_router_of_one_row_is_called_with_its_neighbours_if_these_are_enough(products):
     rng = np.random.default_rng(0)
     a, v = rng.standard_normal((1, 512)).astype(np.float32), rng.standard_normal((8, 512)).astype(np.float32)
-    x, w = ow.input("routed", a.shape), ow.weights({"w": v})["w"]
-    program = ow.Scheduler("cpu").build(ow.softmax(ow.linear(ow.rms_norm(x), w)))
+    x, weights = ow.input("routed", a.shape), ow.weights({"first": np.eye(512, dtype=np.float32), "w": v})
+    y = ow.rms_norm(x)
+    y = ow.linear(y, weights["first"]) if products == 2 else y
+    program = ow.Scheduler("cpu").build(ow.softmax(ow.linear(y, weights["w"])))
     (plan,), made = program.run_lists[0].plans, program.run_lists[0].calls
-    assert (plan.n_calls, len(made.calls)) == (3, 1)
+    assert plan.n_calls == products + 2
+    assert len(made.calls) == (1 if plan.n_calls >= FEWEST.value else plan.n_calls)
     normed = a / np.sqrt((a.astype(np.float64) ** 2).mean() + 1e-6)
     np.testing.assert_allclose(program.run({x: a}), _softmax(normed @ v.T.astype(np.float64)), rtol=1e-4, atol=1e-7)
 

@@ -22,6 +22,9 @@ from opweave_cpu.tunables import limit
 
 __all__ = ["KernelSequence", "merge"]
 
+FEWEST: Final = limit("fewest_merged_calls", 4, 2, 1 << 12)
+"""Calls in a row from which on they are merged: to make fewer by one call takes longer than one by one."""
+
 MERGED_CALLS: Final = limit("merged_calls", 64, 1, 1 << 12)
 """Calls that are made as one: between two of these, interrupts arrive and a run can be cancelled."""
 
@@ -31,7 +34,7 @@ def merge(calls: Sequence[Call]) -> list[tuple[Call, int]]:
     found: list[tuple[Call, int]] = []
     for compiled, group in groupby(calls, _is_compiled):
         some = list(group)
-        most = MERGED_CALLS.value if compiled and len(some) > 1 else 1
+        most = MERGED_CALLS.value if compiled and len(some) >= FEWEST.value else 1
         parts = [some[at : at + most] for at in range(0, len(some), most)]
         found += [(part[0] if len(part) == 1 else KernelSequence(part), len(part)) for part in parts]
     return found
