@@ -112,6 +112,18 @@ def test_a_closed_pool_leaves_all_parts_to_the_caller(pool: ThreadPool) -> None:
     assert set(kernel.threads.values()) == {threading.get_ident()}
 
 
+def test_waiting_threads_leave_a_pool_that_is_closed(pool: ThreadPool, patient: None) -> None:
+    together = threading.Barrier(3)
+    Recorded(lambda number: together.wait(timeout=30)).run()  # now two threads wait for parts
+    made = team.Team.current()
+    assert states(made) == [1, 1]
+    pool.close()
+    deadline = time.monotonic() + 30
+    while any(states(made)):
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+
+
 def test_waiting_threads_leave_for_other_jobs(pool: ThreadPool, patient: None) -> None:
     together, again = threading.Barrier(3), threading.Barrier(3)
     Recorded(lambda number: together.wait(timeout=30)).run()  # now two threads wait for parts
@@ -228,12 +240,16 @@ def test_threads_that_left_are_called_again(pool: ThreadPool, patient: None) -> 
     assert [len(set(kernel.threads.values())) for kernel in kernels] == [3] * 4
 
 
+def states(made: team.Team) -> list[int]:
+    """Of the slots of a team: 0 where no thread is, nor will one come."""
+    return (ctypes.c_int64 * (team._WORDS * made.count)).from_address(made.address)[:: team._WORDS]
+
+
 def send_away(pool: ThreadPool) -> None:
     """Have the threads of the pool that wait for parts leave, and wait until they have."""
     made = team.Team.current()
-    words = (ctypes.c_int64 * (team._WORDS * made.count)).from_address(made.address)
     deadline = time.monotonic() + 30
-    while any(words[:: team._WORDS]):
+    while any(states(made)):
         assert time.monotonic() < deadline
         pool.recall()
         time.sleep(1e-4)

@@ -160,6 +160,7 @@ class ThreadPool:
             self._closed = True
             tasks, self._tasks = self._tasks, None
         self.resume()
+        self.recall()
         if tasks is not None:
             for _ in range(self.size - 1):
                 tasks.put(None)
