@@ -29,7 +29,11 @@ def restored() -> Iterator[None]:
 
 
 def blas_threads() -> int:
-    return max(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
+    """Threads that NumPy's BLAS may use. SciPy has one of its own, which no kernel calls."""
+    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    return max(
+        [info["num_threads"] for info in libraries if "numpy" in info["filepath"]] or [libraries[0]["num_threads"]]
+    )
 
 
 def seen_in_run(stream: CpuStream) -> int:

@@ -292,7 +292,7 @@ def recall(key: Hashable, make: Callable[[], T]) -> T:
         return make()
     declared = *TUNABLES, *TUNABLES_OF_COMPILED, *limit  # those of the modules that were imported
     limits = sorted([(one.name, one.value) for one in declared if one.value != one.default])
-    name = _name_of(f"{_sources()} {limits} {described}")
+    name = _name_of(f"{_sources()} {_listed(target().features)} {limits} {described}")
     code: Any = MachineCode(name=name)
     if not code.load(compiling=False):
         made = make()
@@ -301,6 +301,11 @@ def recall(key: Hashable, make: Callable[[], T]) -> T:
         code.text = made.text
     found: T = code
     return found
+
+
+@cache
+def _listed(features: frozenset[str]) -> str:
+    return " ".join(sorted(features))
 
 
 @cache
