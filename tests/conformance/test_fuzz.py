@@ -336,6 +336,16 @@ def test_weights_that_are_no_numbers_are_not_asked_for_before_the_first_token():
     assert samples_of(lambda x, w, s: ow.causal_conv1d(x, w, initial_states=s), x=x, w=weight, s=state)
 
 
+@pytest.mark.parametrize("size", [4.0, 0.25])
+def test_products_whose_order_decides_are_not_asked_for(size):
+    x = np.full((2, 200), 1 / size, np.float32)
+    x[:, :100] = size  # 2**200 or 2**-200, and with the others 1
+    samples = samples_of(lambda x: ow.prod(x, 1), x=x)
+    assert not differences(np.array([np.inf, 0], np.float32), samples)
+    small = samples_of(lambda x: ow.prod(x, 1), x=x[:, 80:120])
+    assert "not 1.0" in differences(np.array([np.inf, 1], np.float32), small)
+
+
 def test_wrong_shapes_and_dtypes_are_found():
     samples = samples_of(lambda x: ow.exp(x), x=np.ones(4, np.float32))
     assert "float32[2, 2], not float32[4]" in differences(samples[0].reshape(2, 2), samples)

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(THREADS, "_runs", 0)  # other tests may have left threads within runs that hang
+    seen_in_run(cast(CpuStream, CpuDevice().open()))
     yield
     THREADS.default = None
 

@@ -124,8 +124,8 @@ class CpuStream(Stream):
                 CURRENT.pool = before
 
     def _make(self, calls: Iterator[Call]) -> None:
-        THREADS.begin_run()
         try:
+            THREADS.begin_run()
             if self.foreign or self._entered or TRACE.listening:
                 with np.errstate(all="ignore"):
                     _make(calls)

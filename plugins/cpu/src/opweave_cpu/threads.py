@@ -66,7 +66,7 @@ class CpuThreads:
     def end_run(self) -> None:
         """Let BLAS use as many threads as it was found with, if no run is left."""
         with self._lock:
-            self._runs -= 1
+            self._runs = max(0, self._runs - 1)  # 0 where an interrupt came before the run had begun
             if not self._runs:
                 self._limit_blas(None)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opweave.graph.dtypes import DType, f32, f64
+from opweave.graph.dtypes import DType, f16, f32, f64
 from opweave.graph.layout import array_shape
 from opweave.graph.precision import Precision
 from opweave.graph.tensor import Tensor
@@ -171,8 +171,12 @@ def _hidden(tensor: Tensor, arrays: list[Array]) -> Any:
         factors = [1 + np.abs(array.astype(np.float64)) for array in arrays if op.name != "sigmoid"]
         return last_place * prod(factors, start=np.float64(1))
     if op.name == "prod":
-        # Products that become ever smaller end at the least number that rounds to itself, not at 0.
-        return _tiny(tensor.dtype.numpy)
+        # Products that become ever smaller end at the least number that rounds to itself, not at 0. Where the factors
+        # above 1 alone leave the range, the order of all decides what a device finds.
+        sizes = np.abs(arrays[0].astype(np.float64))
+        growth = np.log2(sizes, where=sizes > 1, out=np.zeros_like(sizes)).sum(tuple(tensor.attrs["axes"]))
+        most = {f64: 1023, f16: 15}.get(tensor.dtype, 127)
+        return np.where(growth.reshape(tensor.shape) > most, np.inf, _tiny(tensor.dtype.numpy))
     if op.name == "attention_backward":
         # What a weight gains is its part of grad · vᵀ less their mean, which differ by their rounding where it is 1.
         grad, q, k, v = [array.astype(np.float64) for array in arrays[:4]]
