@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any, TypeVar
 
 from opweave.contract import Call, Stream
-from opweave_cpu.threads import MOST, THREADS
-from opweave_cpu.tiles import bound, shares, tile_cuts, workers_of
+from opweave_cpu.threads import MOST
+from opweave_cpu.tiles import at_once, bound, shares, tile_cuts, workers_of
 from opweave_cpu.tunables import SPREAD_WORK
 
 __all__ = ["Cut", "at", "bind_workers", "cuts_of", "full_cuts", "is_blas_matrix", "worker_count"]
@@ -34,7 +34,7 @@ def bind_workers(
     """
     count = min(workers_of(stream), workers, len(jobs))
     parts = [bound(partial(_calls_of, calls, jobs[mine], i)) for i, mine in enumerate(shares(len(jobs), count))]
-    return parts[0] if count == 1 else partial(THREADS.spread, parts)
+    return at_once(parts)
 
 
 def _calls_of(calls: Callable[[Job, int], Iterable[Call]], jobs: Sequence[Job], worker: int) -> Iterator[Call]:

@@ -31,20 +31,21 @@ _I64: Final = ir.IntType(64)
 
 
 def _kind(*args: Arg) -> str | None:
-    """As what the elements of operands of one type are moved, ``None`` where NumPy moves them as fast."""
-    first = args[0].dtype
-    if first.is_quantized or args[-1].size * WORK < COMPILED_WORK.value:
-        return None
-    if any(arg.buffer_type is not None and not arg.buffer_type.is_raw for arg in args):
-        return None
-    return KINDS.get(first.itemsize)
+    """As what the elements of operands of one type are moved, ``None`` where NumPy alone can move them."""
+    dtype, raw = args[0].dtype, all(arg.buffer_type is None or arg.buffer_type.is_raw for arg in args)
+    return KINDS.get(dtype.itemsize) if raw and not dtype.is_quantized else None
+
+
+def _is_shared(arg: Arg) -> bool:
+    """Whether threads are woken to share the work of moving all elements of an operand."""
+    return arg.size * WORK >= COMPILED_WORK.value
 
 
 def bind_joined(stream: Stream, out: Arg, srcs: Sequence[Arg], axis: int) -> list[Call] | None:
     """The calls that put ``srcs`` side by side along an axis of ``out``; ``None`` where NumPy is as fast, or the rows
     of an operand have gaps."""
     kind, item = _kind(*srcs, out), out.dtype.itemsize
-    if kind is None:
+    if kind is None or not _is_shared(out):
         return None
     calls, start = [], 0
     for src in srcs:
@@ -64,7 +65,7 @@ def bind_picked(stream: Stream, out: Arg, table: Arg, ids: Arg) -> Call | None:
     """The call that copies the rows of a table that ``ids`` names, all of them in range, to ``out``; ``None`` where
     NumPy is as fast, or an operand is not dense."""
     kind, item = _kind(table, out), out.dtype.itemsize
-    if kind is None or not (table.is_dense and ids.is_dense and out.is_dense):
+    if kind is None or not (_is_shared(out) and table.is_dense and ids.is_dense and out.is_dense):
         return None
     row = prod(table.shape[1:])
     walk = Walk((ids.size, row), ((0, item), (ids.dtype.itemsize, 0), (row * item, item)), 1)
@@ -75,10 +76,8 @@ def bind_picked(stream: Stream, out: Arg, table: Arg, ids: Arg) -> Call | None:
 def bind_put(stream: Stream, out: Arg, ids: Arg, rows: Arg) -> Call | None:
     """The call that copies ``rows`` one after the other to those of ``out`` that ``ids`` names, all of them in range;
     ``None`` where an operand is not dense, or NumPy is as fast: its call takes as long as copying small rows."""
-    item, dense = out.dtype.itemsize, all(arg.is_dense for arg in (out, ids, rows))
-    raw = all(arg.buffer_type is None or arg.buffer_type.is_raw for arg in (out, rows))
-    kind = None if out.dtype.is_quantized else KINDS.get(item)
-    if kind is None or not (dense and raw) or rows.size * WORK >= COMPILED_WORK.value:
+    kind, item = _kind(out, rows), out.dtype.itemsize
+    if kind is None or _is_shared(rows) or not (out.is_dense and ids.is_dense and rows.is_dense):
         return None
     row, index = prod(out.shape[1:]), ids.dtype
     walk = Walk((ids.size, row), ((row * item, item), (index.itemsize, 0), (0, item)), 0)

@@ -22,6 +22,7 @@ from opweave.concurrency import Lock
 from opweave.lifecycle import notify_after_fork
 from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
+from opweave_cpu.jit.vectors import loop
 from opweave_cpu.threads import THREADS
 
 __all__ = ["Parts", "Team", "index_check", "run_in_turn", "words_of"]
@@ -274,60 +275,38 @@ def _run() -> MachineCode:
     def bit_of(part: Any) -> Any:
         return code.shl(_I64(1), part)
 
-    def each_part(body: Any) -> None:
-        before, head, inside, after = code.block, text.block(), text.block(), text.block()
-        code.branch(head)
-        code.position_at_end(head)
-        part = code.phi(_I64)
-        part.add_incoming(_I64(1), before)
-        code.cbranch(code.icmp_signed("<", part, parts), inside, after)
-        code.position_at_end(inside)
-        body(part)
-        part.add_incoming(code.add(part, _I64(1)), code.block)
-        code.branch(head)
-        code.position_at_end(after)
-
-    def post(part: Any) -> None:
-        with code.if_then(code.icmp_signed("<=", part, count)):
-            slot = slot_of(part)
-            state = text.state(slot)
-            with code.if_then(text.is_(state, _WAITING, _EXPECTED)), code.if_then(text.change(slot, state, _CLAIMED)):
-                code.store(function, text.pointer(slot, 1))
-                code.store(text.load(arguments, part), text.pointer(slot, 2))
-                text.set_state(slot, _POSTED)
-                code.store(code.or_(code.load(posted), bit_of(part)), posted)
-
     def is_posted(part: Any) -> Any:
         return code.icmp_signed("!=", code.and_(code.load(posted), bit_of(part)), _I64(0))
 
-    def do_unless_posted(part: Any) -> None:
-        with code.if_then(code.not_(is_posted(part))):
-            text.call(function, text.load(arguments, part))
-
-    def end(part: Any) -> None:
-        with code.if_then(is_posted(part)):
-            slot = slot_of(part)
-            with code.if_else(text.change(slot, _POSTED, _EXPECTED)) as (not_begun, begun):
-                with not_begun:
-                    text.call(function, text.load(arguments, part))
-                with begun:
-                    before, head, inside, after = code.block, text.block(), text.block(), text.block()
-                    code.branch(head)
-                    code.position_at_end(head)
-                    polls = code.phi(_I64)
-                    polls.add_incoming(_I64(1), before)
-                    code.cbranch(text.is_(text.state(slot), _DONE), after, inside)
-                    code.position_at_end(inside)
-                    text.pause(polls, yields)
-                    polls.add_incoming(code.add(polls, _I64(1)), code.block)
-                    code.branch(head)
-                    code.position_at_end(after)
-                    text.set_state(slot, _WAITING)
-
-    each_part(post)
+    with loop(code, _I64(1), parts) as part, code.if_then(code.icmp_signed("<=", part, count)):
+        slot = slot_of(part)
+        state = text.state(slot)
+        with code.if_then(text.is_(state, _WAITING, _EXPECTED)), code.if_then(text.change(slot, state, _CLAIMED)):
+            code.store(function, text.pointer(slot, 1))
+            code.store(text.load(arguments, part), text.pointer(slot, 2))
+            text.set_state(slot, _POSTED)
+            code.store(code.or_(code.load(posted), bit_of(part)), posted)
     text.call(function, text.load(arguments, 0))
-    each_part(do_unless_posted)
-    each_part(end)
+    with loop(code, _I64(1), parts) as part, code.if_then(code.not_(is_posted(part))):
+        text.call(function, text.load(arguments, part))
+    with loop(code, _I64(1), parts) as part, code.if_then(is_posted(part)):
+        slot = slot_of(part)
+        with code.if_else(text.change(slot, _POSTED, _EXPECTED)) as (not_begun, begun):
+            with not_begun:
+                text.call(function, text.load(arguments, part))
+            with begun:
+                before, head, inside, after = code.block, text.block(), text.block(), text.block()
+                code.branch(head)
+                code.position_at_end(head)
+                polls = code.phi(_I64)
+                polls.add_incoming(_I64(1), before)
+                code.cbranch(text.is_(text.state(slot), _DONE), after, inside)
+                code.position_at_end(inside)
+                text.pause(polls, yields)
+                polls.add_incoming(code.add(polls, _I64(1)), code.block)
+                code.branch(head)
+                code.position_at_end(after)
+                text.set_state(slot, _WAITING)
     return text.compiled()
 
 
@@ -377,34 +356,27 @@ def run_in_turn() -> MachineCode:
     """
     text = _Code(3)
     code, (first, count, slots), given = text.builder, text.words, text.function.args[0]
-    end, head, inside, check, do, after, done = (text.block() for _ in range(7))
-    begin = code.block
-    code.branch(head)
-    code.position_at_end(head)
-    number = code.phi(_I64)
-    number.add_incoming(first, begin)
-    code.store(number, given)
-    code.cbranch(code.icmp_signed("<", number, count), inside, end)
-    code.position_at_end(inside)
-    entry = text.pointer(given, code.add(code.mul(number, _I64(3)), _I64(4)))
-    # The one to begin with is not asked: its threads were called.
-    needed = code.select(code.icmp_signed("==", number, first), _I64(0), text.load(entry, 2))
-    code.branch(check)
-    code.position_at_end(check)
-    slot = code.phi(_I64)
-    slot.add_incoming(_I64(0), inside)
-    code.cbranch(code.icmp_signed("<", slot, needed), after, do)
-    code.position_at_end(after)
-    state = text.state(text.pointer(text.at(slots), code.mul(slot, _I64(_WORDS))))
-    slot.add_incoming(code.add(slot, _I64(1)), after)
-    code.cbranch(text.is_(state, _AWAY), end, check)
-    code.position_at_end(do)
-    text.call(text.load(entry, 0), text.load(entry, 1))
-    code.cbranch(text.is_(text.load(given, 3), 0), done, end)
-    code.position_at_end(done)
-    number.add_incoming(code.add(number, _I64(1)), done)
-    code.branch(head)
-    code.position_at_end(end)
+    with loop(code, first, count) as number:
+        entry = text.pointer(given, code.add(code.mul(number, _I64(3)), _I64(4)))
+        # The one to begin with is not asked: its threads were called.
+        needed = code.select(code.icmp_signed("==", number, first), _I64(0), text.load(entry, 2))
+        inside, (check, do, after, away) = code.block, [text.block() for _ in range(4)]
+        code.branch(check)
+        code.position_at_end(check)
+        slot = code.phi(_I64)
+        slot.add_incoming(_I64(0), inside)
+        code.cbranch(code.icmp_signed("<", slot, needed), after, do)
+        code.position_at_end(after)
+        state = text.state(text.pointer(text.at(slots), code.mul(slot, _I64(_WORDS))))
+        slot.add_incoming(code.add(slot, _I64(1)), after)
+        code.cbranch(text.is_(state, _AWAY), away, check)
+        code.position_at_end(away)
+        code.ret_void()
+        code.position_at_end(do)
+        text.call(text.load(entry, 0), text.load(entry, 1))
+        with code.if_then(code.not_(text.is_(text.load(given, 3), 0))):
+            code.ret_void()
+        code.store(code.add(number, _I64(1)), given)
     return text.compiled()
 
 
@@ -417,22 +389,11 @@ def index_check(bits: int) -> MachineCode:
     text = _Code(4)
     code, (failed, length, count, ids) = text.builder, text.words
     index = ir.IntType(bits)
-    begin, head, inside, outside, after, end = code.block, *(text.block() for _ in range(5))
-    code.branch(head)
-    code.position_at_end(head)
-    i = code.phi(_I64)
-    i.add_incoming(_I64(0), begin)
-    code.cbranch(code.icmp_signed("<", i, count), inside, end)
-    code.position_at_end(inside)
-    one = code.load(code.gep(code.inttoptr(ids, index.as_pointer()), [i]))
-    # A negative index is a huge one without its sign.
-    one = one if bits == 64 else code.sext(one, _I64)
-    code.cbranch(code.icmp_unsigned("<", one, length), after, outside)
-    code.position_at_end(outside)
-    code.store(_I64(1), text.at(failed))
-    code.branch(end)
-    code.position_at_end(after)
-    i.add_incoming(code.add(i, _I64(1)), after)
-    code.branch(head)
-    code.position_at_end(end)
+    with loop(code, _I64(0), count) as i:
+        one = code.load(code.gep(code.inttoptr(ids, index.as_pointer()), [i]))
+        # A negative index is a huge one without its sign.
+        one = one if bits == 64 else code.sext(one, _I64)
+        with code.if_then(code.icmp_unsigned(">=", one, length)):
+            code.store(_I64(1), text.at(failed))
+            code.ret_void()
     return text.compiled()

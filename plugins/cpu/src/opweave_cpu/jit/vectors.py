@@ -6,14 +6,15 @@ contracted or reordered, except where `fma` asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from llvmlite import ir
 
 __all__ = [
-    "LANES", "TYPES", "VECTOR_BYTES", "Vector", "declared", "fma", "intrinsic", "load", "polynomial", "select", "store",
-    "totals", "transposed", "vector_type",
+    "LANES", "TYPES", "VECTOR_BYTES", "Vector", "declared", "fma", "intrinsic", "load", "loop", "polynomial", "select",
+    "store", "totals", "transposed", "vector_type",
 ]  # fmt: skip
 
 LANES: Final = 16
@@ -161,6 +162,22 @@ def declared(code: Any, name: str, result: Any, types: Sequence[Any]) -> Any:
     """A function that LLVM knows, in the module of ``code``."""
     known = code.module.globals.get(name)
     return known or ir.Function(code.module, ir.FunctionType(result, types), name)
+
+
+@contextmanager
+def loop(code: Any, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    """Code for each i from ``start`` on, as long as it is below ``stop``: signed integers of LLVM, of one type."""
+    before, (head, body, after) = code.block, [code.append_basic_block() for _ in range(3)]
+    code.branch(head)
+    code.position_at_end(head)
+    i = code.phi(start.type)
+    i.add_incoming(start, before)
+    code.cbranch(code.icmp_signed("<", i, stop), body, after)
+    code.position_at_end(body)
+    yield i
+    i.add_incoming(code.add(i, start.type(step)), code.block)
+    code.branch(head)
+    code.position_at_end(after)
 
 
 def load(code: Any, kind: Any, address: Any, align: int = 1) -> Any:

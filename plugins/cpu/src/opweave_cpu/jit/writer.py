@@ -7,7 +7,7 @@ address of its first element and the bytes from one element to the next along ea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from opweave.contract import Arg
 from opweave_cpu.jit.compiler import ENTRY, target
-from opweave_cpu.jit.vectors import LANES, TYPES, Vector, declared, intrinsic, select, vector_type
+from opweave_cpu.jit.vectors import LANES, TYPES, Vector, declared, intrinsic, loop, select, vector_type
 from opweave_cpu.jit.walk import Operand
 
 __all__ = ["Cell", "Writer", "compute_kind", "takes"]
@@ -155,24 +155,9 @@ class Writer:
 
     # --- loops ------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def loop(self, start: Any, stop: Any, step: int) -> Iterator[Any]:
+    def loop(self, start: Any, stop: Any, step: int) -> AbstractContextManager[Any]:
         """Code for each i from ``start`` on, as long as it is below ``stop``."""
-        code = self.code
-        before = code.block
-        head = self._function.append_basic_block()
-        body = self._function.append_basic_block()
-        after = self._function.append_basic_block()
-        code.branch(head)
-        code.position_at_end(head)
-        i = code.phi(_I64)
-        i.add_incoming(start, before)
-        code.cbranch(code.icmp_signed("<", i, stop), body, after)
-        code.position_at_end(body)
-        yield i
-        i.add_incoming(code.add(i, _I64(step)), code.block)
-        code.branch(head)
-        code.position_at_end(after)
+        return loop(self.code, start, stop, step)
 
     @contextmanager
     def rows(self) -> Iterator[list[Any]]:

@@ -19,8 +19,7 @@ from opweave_cpu.kernels.integer_products import exact_linear_of_integers  # noq
 from opweave_cpu.kernels.row_products import linear_of_some_rows  # noqa: F401 - likewise
 from opweave_cpu.kernels.table import FLOATS, KERNELS, NUMBERS, QUANTIZED
 from opweave_cpu.stream import CpuStream
-from opweave_cpu.threads import THREADS
-from opweave_cpu.tiles import Array, compute_dtype, in_turn, shares, window
+from opweave_cpu.tiles import Array, at_once, compute_dtype, in_turn, shares, window
 from opweave_cpu.tunables import TURNED_ROWS, limit
 from opweave_cpu.workers import is_blas_matrix
 
@@ -144,7 +143,7 @@ def product_call(stream: Stream, a: Array, b: Array, out: Array) -> Call:
     if threads > 1 and work >= SHARED_PRODUCT.value and min(a.ndim, b.ndim) > 1:
         parts = _parts(a, b, out, threads)
         shared = stream.multiply(parts) if isinstance(stream, CpuStream) else None
-        return shared or partial(THREADS.spread, [partial(np.matmul, *part) for part in parts])
+        return shared or at_once([partial(np.matmul, *part) for part in parts])
     if a.ndim == 2 and out.nbytes <= SMALL_RESULT.value and out.flags.c_contiguous:
         return partial(a.dot, b, out)
     return partial(np.matmul, a, b, out)
