@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=[(0.05, 0.05), (0.02, 0.06)], ids=["equal", "slow"])
+@pytest.fixture(params=[(0.2, 0.2), (0.2, 0.6)], ids=["equal", "slow"])  # far more than a busy processor adds
 def devices(request):
     names = [ow.register_device(Sleeping(f"sleeping:{i}", seconds)).name for i, seconds in enumerate(request.param)]
     yield names, request.param[0] != request.param[1]
@@ -66,8 +66,8 @@ def test_a_device_that_is_faster_alone_is_named_once(folder, devices, holds):
     memory = {} if holds else dict.fromkeys(names, "450KiB")
     with models.load(folder, names, context=64, split=(1, 1), memory=memory) as llm:
         stats = []
-        for _ in range(2):
-            list(llm.generate("in the one", max_tokens=10))
+        for tokens in (10, 2):
+            list(llm.generate("in the one", max_tokens=tokens))
             stats.append(llm.stats.advice)
         lines = str(llm.plan).splitlines()
     assert not TRACE.listening
@@ -78,4 +78,4 @@ def test_a_device_that_is_faster_alone_is_named_once(folder, devices, holds):
     assert stats == [llm.plan.advice, ""]
     words = llm.plan.advice.split()
     assert words[:5] == [names[0], "alone", "would", "take", "about"]
-    assert 6 < float(words[5]) < 0.9 * float(words[-2].rstrip(":"))
+    assert 60 < float(words[5]) < 0.9 * float(words[-2].rstrip(":"))

@@ -23,7 +23,8 @@ WARM: Final = 2
 """Steps of a shape before the first that is timed: programs are built and prepared in them."""
 
 ROUNDS: Final = 3
-"""How many steps are timed as they are, and how many more device by device. The fastest count."""
+"""How many steps are timed as they are, and how many device by device. They take turns, so that other work on the machine
+slows down both."""
 
 LESS: Final = 0.9
 """One device is named where it is estimated to take less than this part of the time of all."""
@@ -34,6 +35,7 @@ class Alone:
 
     A device alone would take as long for every byte of weights as it takes for those that it has, and the time in which
     no device computes, but for copies between devices. Only those are asked about whose budget holds the whole model.
+    Each part of a step counts as it was at its fastest, since other work on the machine slows down some.
 
     Args:
         plan: over several devices.
@@ -57,7 +59,8 @@ class Alone:
         }  # fmt: skip
         self._shape: tuple[int, ...] = ()
         self._runs = 0
-        self._together, self._alone = inf, dict.fromkeys(self._times_more, inf)  # nanoseconds
+        self._together = inf  # nanoseconds
+        self._parts: dict[str, int] = {}  # nanoseconds of each device, of copies ("copies") and of what is left ("")
 
     @property
     def done(self) -> bool:
@@ -67,25 +70,27 @@ class Alone:
     @property
     def advice(self) -> str:
         """Which device would be faster alone; "" where none would."""
-        best = min(self._alone, key=self._alone.__getitem__, default="")
-        if not best or self._alone[best] >= LESS * self._together:
+        parts = self._parts
+        alone = {d: parts[d] * more + parts[""] for d, more in self._times_more.items() if d in parts}
+        best = min(alone, key=alone.__getitem__, default="")
+        together = min(self._together, sum(parts.values()))
+        if not best or alone[best] >= LESS * together:
             return ""
         rows = self._shape[0]
         what = "a token" if rows == 1 else f"a step of {rows} tokens"
-        return (f"{best} alone would take about {self._alone[best] / 1e6:,.1f} ms {what} where "
-                f"{', '.join(self._devices)} take {self._together / 1e6:,.1f}: load(devices={best!r})")  # fmt: skip
+        return (f"{best} alone would take about {alone[best] / 1e6:,.1f} ms {what} where "
+                f"{', '.join(self._devices)} take {together / 1e6:,.1f}: load(devices={best!r})")  # fmt: skip
 
     def run(self, shape: tuple[int, ...], step: Callable[[], Any]) -> Any:
         """The result of a step of ``shape`` (sequences, tokens, reach)."""
         if shape[1] > 1:
             return step()
         if shape != self._shape:
-            self._shape, self._runs, self._together = shape, 0, inf
-            self._alone = dict.fromkeys(self._alone, inf)
+            self._shape, self._runs, self._together, self._parts = shape, 0, inf, {}
         self._runs += 1
         spent: Counter[str] = Counter()
         begin = perf_counter_ns()
-        if self._runs <= WARM + ROUNDS:
+        if self._runs <= WARM or (self._runs - WARM) % 2:
             result = step()
         else:
             with TRACE.listen(self._counting(spent)):
@@ -93,13 +98,13 @@ class Alone:
         total = perf_counter_ns() - begin
         if self._runs > WARM:
             self._together = min(self._together, total)
-        for device, times_more in self._times_more.items() if spent else ():
-            alone = spent[device] * times_more + total - spent.total()
-            self._alone[device] = min(self._alone[device], alone)
+        if spent:
+            spent[""] = total - spent.total()
+            self._parts = {part: min(time, self._parts.get(part, time)) for part, time in spent.items()}
         return result
 
     def _counting(self, spent: Counter[str]) -> Callable[[TraceEvent], None]:
-        """A listener that counts what each device takes until it is done, and under "" what copies take."""
+        """A listener that counts what each device takes until it is done, and under "copies" what these take."""
         thread = threading.get_ident()  # other threads run other programs
 
         def count(event: TraceEvent) -> None:
@@ -107,6 +112,6 @@ class Alone:
                 device = event.data["device"]
                 if device in self._streams:
                     self._streams[device].synchronize()
-                spent[device if event.kind == "plan" else ""] += perf_counter_ns() - event.start
+                spent[device if event.kind == "plan" else "copies"] += perf_counter_ns() - event.start
 
         return count
