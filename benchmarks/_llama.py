@@ -1,6 +1,7 @@
 """llama.cpp's server in this process, where xllamacpp is installed."""
 
 import os
+from math import inf
 from typing import Any
 
 
@@ -17,3 +18,9 @@ def server(path: str, sequences: int, context: int, threads: int | None = None) 
 def request(ids: list[int], steps: int) -> dict[str, Any]:
     """What is asked of the server: so many tokens, the most likely ones, with nothing kept of earlier prompts."""
     return {"prompt": ids, "n_predict": steps, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+
+
+def rates(server: Any, ids: list[int], steps: int) -> tuple[float, float, float]:
+    """Tokens a second of a prompt and of an answer, as `opweave_models.commands.rates`; single steps are not told."""
+    times = server.handle_completions(request(ids, steps))["timings"]
+    return times["prompt_per_second"], times["predicted_per_second"], inf

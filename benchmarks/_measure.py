@@ -20,24 +20,21 @@ from typing import Any, NamedTuple
 
 from opweave.collector import collector_paused
 
-__all__ = ["Options", "Report", "Target", "interleaved", "machine", "median", "options", "seconds"]
+__all__ = ["Report", "Target", "interleaved", "machine", "median", "options", "parser", "seconds"]
 
-PACKAGES = ("numpy", "opweave", "opweave-cpu", "torch", "onnxruntime")
-
-
-class Options(NamedTuple):
-    """The command line of every benchmark."""
-
-    json: bool
-    quick: bool
+PACKAGES = ("numpy", "opweave", "opweave-cpu", "torch", "onnxruntime", "xllamacpp")
 
 
-def options(description: str) -> Options:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="fewer samples, smaller sizes")
-    given = parser.parse_args()
-    return Options(given.json, given.quick)
+def parser(description: str) -> argparse.ArgumentParser:
+    """The command line of every benchmark: ``json`` and ``quick``, which `Report` reads; some add options."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    made.add_argument("--quick", action="store_true", help="fewer samples, smaller sizes")
+    return made
+
+
+def options(description: str) -> argparse.Namespace:
+    return parser(description).parse_args()
 
 
 # --- timing ---------------------------------------------------------------------------------------------------------
@@ -126,7 +123,7 @@ class Target(NamedTuple):
 class Report:
     """Rows of figures and the targets among them, printed as tables or as one JSON document."""
 
-    def __init__(self, benchmark: str, given: Options) -> None:
+    def __init__(self, benchmark: str, given: argparse.Namespace) -> None:
         self.benchmark = benchmark
         self.options = given
         self.rows: list[dict[str, Any]] = []

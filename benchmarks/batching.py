@@ -1,9 +1,11 @@
 """Tokens a second of several sequences of a GGUF model that are answered together, by opweave and by llama.cpp.
 
-    python benchmarks/batching.py m.gguf [--devices cpu ...] [--sequences 1 4 16] [--json]
+    python benchmarks/batching.py m.gguf ... [--devices cpu ...] [--sequences 1 4 16] [--json]
 
 Prompts of 64 tokens, then 32 tokens for each sequence, the best of the rounds. llama.cpp's server runs in this process
-where xllamacpp is installed, with as many slots and threads; its ratio is of all tokens of a round, prompts included.
+where xllamacpp is installed, with as many slots and threads; the ratio is of all tokens of a round, prompts included.
+
+Target: ahead of llama.cpp.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 
 import opweave_models
 from benchmarks import _llama
+from benchmarks._measure import Report, parser
 
-ROUNDS = 3
+PEER = "llama.cpp"
 PROMPT = 64
 STEPS = 32
 Measure = Callable[[list[list[int]]], float]
@@ -67,32 +69,36 @@ def theirs(path: str, sequences: int) -> Measure:
     return measure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path")
-    parser.add_argument("--devices", nargs="+", default=["cpu"])
-    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    vocabulary = opweave_models.open_model(args.path).config.vocabulary
-    rows: list[dict[str, Any]] = []
-    for count in args.sequences:
-        runners = {device: ours(args.path, device, count) for device in args.devices}
+def compare(report: Report, path: str, given: argparse.Namespace) -> None:
+    """One file with every number of sequences, by every runner."""
+    vocabulary = opweave_models.open_model(path).config.vocabulary
+    for count in given.sequences:
+        runners = {device: ours(path, device, count) for device in given.devices}
         if find_spec("xllamacpp") is not None:
-            runners["llama.cpp"] = theirs(args.path, count)
+            runners[PEER] = theirs(path, count)
         prompts = np.random.default_rng(0).integers(5, vocabulary, (count, PROMPT)).tolist()
         best = dict.fromkeys(runners, 0.0)
-        for _ in range(ROUNDS):
+        for _ in range(1 if given.quick else 3):
             for name, run in runners.items():
                 best[name] = max(best[name], run(prompts))
         for name, rate in best.items():
-            ratio = rate / best["llama.cpp"] if "llama.cpp" in best else None
-            rows.append({"sequences": count, "runner": name, "rate": rate, "ratio": ratio})
-            if not args.json:
-                print(f"{count:3} sequences  {name:12} {rate:8.1f} tokens/s" + (f" ({ratio:.2f})" if ratio else ""),
-                      flush=True)  # fmt: skip
-    if args.json:
-        print(json.dumps(rows))
+            ratio = {"ratio": rate / best[PEER]} if PEER in best else {}
+            report.row(model=Path(path).stem, sequences=count, by=name, tokens_a_second=rate, **ratio)
+        if PEER in best:
+            ahead = best[PEER] / max(best[device] for device in given.devices)
+            report.target(f"{Path(path).stem}, {count} sequences", ahead, 1, "times llama.cpp's time")
+
+
+def main() -> None:
+    command = parser(__doc__ or "")
+    command.add_argument("paths", nargs="+", metavar="m.gguf")
+    command.add_argument("--devices", nargs="+", default=["cpu"])
+    command.add_argument("--sequences", nargs="+", type=int, default=[1, 4, 16])
+    given = command.parse_args()
+    report = Report("batching", given)
+    for path in given.paths:
+        compare(report, path, given)
+    report.finish("Sequences that are answered together")
 
 
 if __name__ == "__main__":

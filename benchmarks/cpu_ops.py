@@ -20,7 +20,6 @@ miss the first are marked. ``OPWEAVE_CPU_JIT=0`` measures NumPy's kernels where 
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
@@ -40,7 +39,7 @@ from opweave_cpu.threads import set_up_numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
-from benchmarks._measure import Options, Report, interleaved, machine, median, seconds
+from benchmarks._measure import Report, interleaved, machine, median, parser, seconds
 
 NOISE = 1.03
 PRODUCTS = 1.05
@@ -813,16 +812,14 @@ def compete(case: Case, torch: Any, budget: float, report: Report) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="fewer samples")
-    parser.add_argument("--only", metavar="PATTERN", default="*", help="glob on the operation, e.g. '*_norm'")
-    given = parser.parse_args()
-    report = Report("cpu_ops", Options(given.json, given.quick))
+    command = parser(__doc__.splitlines()[0])
+    command.add_argument("--only", metavar="PATTERN", default="*", help="glob on the operation, e.g. '*_norm'")
+    given = command.parse_args()
+    report = Report("cpu_ops", given)
     torch = import_torch()
     chosen = [c for c in CASES if fnmatch(c.op, given.only) or fnmatch(f"{c.op} {c.size}", given.only)]
     if not chosen:
-        parser.error(f"no operation matches {given.only!r}: {', '.join(dict.fromkeys(c.op for c in CASES))}")
+        command.error(f"no operation matches {given.only!r}: {', '.join(dict.fromkeys(c.op for c in CASES))}")
     budget = 0.5 if given.quick else 4.0
     with torch.inference_mode() if torch else nullcontext():
         for case in chosen:

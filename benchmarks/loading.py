@@ -2,19 +2,25 @@
 
     python benchmarks/loading.py m.gguf [--devices cpu torch:cpu ...] [--json]
 
-Each is measured in processes of its own, the best of the rounds: the file is in the system's cache by then. llama.cpp
-is measured where xllamacpp is installed.
+Each is measured in processes of its own, the best of the rounds: the file is in the system's cache by then. *anonymous*
+is memory without the pages of files. llama.cpp is measured where xllamacpp is installed.
+
+Targets: a second to the first token; at most 1.5 times the file in memory, beyond what a process
+takes that computes one small product on the device.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
-ROUNDS = 3
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
+
+from benchmarks._measure import Report, parser
+
 PROMPT = "The capital of France is"
 
 OURS = """
@@ -24,6 +30,14 @@ import opweave_models
 llm = opweave_models.load(sys.argv[1], sys.argv[2], context=512)
 loaded = time.perf_counter() - begin
 next(iter(llm.generate(sys.argv[3], max_tokens=1)))
+"""
+BARE = """
+import json, sys, time
+begin = loaded = time.perf_counter()
+import numpy, opweave, opweave_models
+with opweave.Scheduler(opweave.device(sys.argv[2])) as scheduler:
+    rows = numpy.ones((64, 64), numpy.float32)
+    scheduler.build(opweave.input("x", (64, 64)) @ opweave.input("y", (64, 64))).run(x=rows, y=rows)
 """
 THEIRS = """
 import json, sys, time
@@ -43,10 +57,10 @@ print(json.dumps({"loaded": loaded, "token": taken, "anonymous": int(status["Rss
 """
 
 
-def measured(code: str, *arguments: str) -> dict[str, float]:
+def measured(rounds: int, code: str, *arguments: str) -> dict[str, float]:
     """The best of some processes."""
     runs = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         done = subprocess.run(
             [sys.executable, "-c", code + END, *arguments], capture_output=True, text=True, check=True
         )
@@ -55,24 +69,24 @@ def measured(code: str, *arguments: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path")
-    parser.add_argument("--devices", nargs="+", default=["cpu"])
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    runners = dict.fromkeys(args.devices, OURS)
+    command = parser(__doc__ or "")
+    command.add_argument("path", metavar="m.gguf")
+    command.add_argument("--devices", nargs="+", default=["cpu"])
+    given = command.parse_args()
+    report = Report("loading", given)
+    size = Path(given.path).stat().st_size
+    runners = dict.fromkeys(given.devices, OURS)
     if find_spec("xllamacpp") is not None:
         runners["llama.cpp"] = THEIRS
-    rows = []
     for name, code in runners.items():
-        row = measured(code, args.path, name, PROMPT)
-        rows.append({"runner": name, **row})
-        if not args.json:
-            print(f"{name:12} loaded {row['loaded']:6.2f} s  first token {row['token']:6.2f} s  "
-                  f"{row['resident'] / 2**20:6.0f} MiB resident, {row['anonymous'] / 2**20:6.0f} MiB of it no files",
-                  flush=True)  # fmt: skip
-    if args.json:
-        print(json.dumps(rows))
+        run = measured(1 if given.quick else 3, code, given.path, name, PROMPT)
+        memory = {f"{kind}_MiB": run[kind] / 2**20 for kind in ("resident", "anonymous")}
+        report.row(by=name, loaded_s=run["loaded"], first_token_s=run["token"], **memory)
+        if code is OURS:
+            bare = measured(1, BARE, given.path, name)["resident"]
+            report.target(f"{name}: first token", run["token"], 1, "s")
+            report.target(f"{name}: memory", (run["resident"] - bare) / size, 1.5, "times the file")
+    report.finish(f"Loading {Path(given.path).name}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ computes in the same time, and less time than tinygrad without search.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -34,7 +33,7 @@ import opweave as ow
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
-from benchmarks._measure import Options, Report, interleaved, seconds
+from benchmarks._measure import Report, interleaved, parser, seconds
 
 SIZES = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (32, 4096, 4096))
 SHARE_OF_BLAS = 0.7
@@ -118,12 +117,9 @@ def has_tinygrad() -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quick", action="store_true", help="fewer samples, smaller sizes")
-    parser.add_argument("--beam", action="store_true", help="also let tinygrad search, which takes many minutes")
-    arguments = parser.parse_args()
-    given = Options(arguments.json, arguments.quick)
+    command = parser(__doc__.splitlines()[0])
+    command.add_argument("--beam", action="store_true", help="also let tinygrad search, which takes many minutes")
+    given = command.parse_args()
     device = next((d for d in ow.devices() if d.name.startswith("opencl:") and d.kind is ow.Kind.CPU), None)
     if device is None:
         sys.exit("no OpenCL device of kind CPU here: pip install 'opweave-opencl[pocl]'")
@@ -139,7 +135,7 @@ def main() -> None:
         calls["opweave"], found["opweave"] = opweave_call(device, a, b)
         if tinygrad:
             calls["tinygrad"], found["tinygrad"] = tinygrad_call(a, b, 0)
-            if arguments.beam:
+            if given.beam:
                 calls["tinygrad_beam"], found["tinygrad_beam"] = tinygrad_call(a, b, 2)
         for name, value in found.items():
             if not np.allclose(value, want, 1e-3, 1e-2):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
+from contextlib import ExitStack
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,8 @@ from typer.testing import CliRunner
 
 commands = pytest.importorskip("opweave_models.commands")
 
-from benchmarks import batching, decoder  # noqa: E402
+from benchmarks import _llama, batching, decoder  # noqa: E402
+from benchmarks._measure import Report  # noqa: E402
 
 
 class Session:
@@ -51,11 +55,9 @@ def model(monkeypatch):
     return made
 
 
-def test_rates_are_those_of_a_prompt_and_of_the_steps_after_it(model, monkeypatch):
+def test_rates_are_those_of_a_prompt_and_of_the_steps_after_it(model):
     assert commands.rates(model, [1, 2, 3, 4], 3) == (2.0, 0.5, 4.0)
     assert model.sessions[0].fed == [[1, 2, 3, 4], [5], [6], [7]]
-    monkeypatch.setattr("opweave_models.load", lambda *args, **options: model)
-    assert decoder.ours("m.gguf", "cpu", 100)([1, 2], 3) == (1.0, 0.5, 4.0)
 
 
 def test_the_command_gives_the_best_of_three_rounds(model):
@@ -68,6 +70,40 @@ def test_the_command_gives_the_best_of_three_rounds(model):
 
     assert commands.measured(Entered(**vars(model)), 6, 3) == {"devices": ["a"], "prompt": 3.0, "answer": 0.5}
     assert [len(session.fed[0]) for session in model.sessions] == [6, 6, 6]
+
+
+def test_rates_are_compared_with_llama_cpp_and_with_those_of_the_parts(monkeypatch):
+    class Model(ExitStack):
+        config = SimpleNamespace(vocabulary=9)
+
+        def __init__(self, name: str, split: Any) -> None:
+            super().__init__()
+            assert split == ([1.0, 1.0] if name == "a,b" else None)
+            self.plan = SimpleNamespace(shares=[SimpleNamespace(device="a", weights=1),
+                                                SimpleNamespace(device="b", weights=3)])  # fmt: skip
+            self.found = {"a": (60.0, 10.0, 1.5), "b": (15.0, 5.0, 2.5), "a,b": (20.0, 6.25, 1.0)}[name]
+
+        def warm(self) -> None:
+            pass
+
+    monkeypatch.setattr("opweave_models.load", lambda path, name, split, **options: Model(name, split))
+    monkeypatch.setattr(decoder, "rates", lambda model, ids, steps: model.found)
+    monkeypatch.setattr(decoder, "find_spec", lambda name: name)
+    monkeypatch.setattr(_llama, "server", lambda *given: given)
+    monkeypatch.setattr(_llama, "rates", lambda server, ids, steps: (30.0, 20.0, inf))
+    given = Namespace(devices=["a", "b", "a,b"], contexts=[7], steps=3, threads=2, quick=True, json=True)
+    report = Report("decoder", given)
+    decoder.compare(report, "folder/m.gguf", given)
+    assert report.rows[2:] == [
+        {"model_and_tokens": "m, 7", "by": "a,b", "prompt": 20.0, "answer": 6.25, "prompt_ratio": 20 / 30,
+         "answer_ratio": 6.25 / 20, "slowest": 1.0, "to_parts": pytest.approx(0.16 / 0.175)},
+        {"model_and_tokens": "m, 7", "by": "llama.cpp", "prompt": 30.0, "answer": 20.0, "prompt_ratio": 1.0,
+         "answer_ratio": 1.0},
+    ]  # fmt: skip
+    assert {target.name.removeprefix("m, 7: "): (target.value, target.limit) for target in report.targets} == {
+        "slowest step by a": (1.5, 2), "slowest step by b": (2.5, 2), "slowest step by a,b": (1.0, 2),
+        "a,b to its parts": (pytest.approx(0.16 / 0.175), 1.1), "prompt": (0.5, 1), "answer": (2.0, 1),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--tokens"])
@@ -92,7 +128,7 @@ def test_llama_cpp_is_set_up_alike(monkeypatch):
         return SimpleNamespace(model=SimpleNamespace(), cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace())
 
     monkeypatch.setitem(sys.modules, "xllamacpp", SimpleNamespace(CommonParams=params, Server=Server))
-    assert decoder.theirs("m.gguf", 3, 100)([1, 2], 5)[:2] == (30.0, 4.0)
+    assert _llama.rates(_llama.server("m.gguf", 1, 100, 3), [1, 2], 5)[:2] == (30.0, 4.0)
     batching.theirs("m.gguf", 4)
     assert (asked[0]["prompt"], asked[0]["n_predict"], asked[0]["cache_prompt"]) == ([1, 2], 5, False)
     one, several = served

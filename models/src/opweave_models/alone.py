@@ -23,8 +23,8 @@ WARM: Final = 2
 """Steps of a shape before the first that is timed: programs are built and prepared in them."""
 
 ROUNDS: Final = 3
-"""How many steps are timed as they are, and how many device by device. They take turns, so that other work on the machine
-slows down both."""
+"""How many steps are timed as they are, and how many device by device. They take turns, so that other work on the
+machine slows down both."""
 
 LESS: Final = 0.9
 """One device is named where it is estimated to take less than this part of the time of all."""
