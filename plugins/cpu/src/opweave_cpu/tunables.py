@@ -16,7 +16,7 @@ from opweave.graph.tensor import Tensor
 from opweave.ops.samples import operand, weight
 
 __all__ = [
-    "ATTENTION_WORK", "BLAS_COLUMNS", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
+    "ATTENTION_WORK", "BLAS_ROWS", "BLOCK_TILE", "COLUMN_TILE", "COMPILED_ROWS", "COMPILED_WORK",
     "INTEGER_ROWS", "MANY_ROWS", "PAIR_ROWS", "PREFETCHED", "SHARED_TILE", "SMALL_PRODUCT", "SPREAD", "SPREAD_PASS",
     "SPREAD_WORK", "TILE", "TILE_ROWS", "TUNABLES", "TUNABLES_OF_COMPILED", "TURNED_ROWS", "VECTOR_ROWS",
     "limit",
@@ -104,15 +104,7 @@ BLAS_ROWS: Final = Tunable(
     _powers(14, 22, 2),
     lambda: [build("sum", operand(1 << (power - 8), 256), 1) for power in (15, 17, 19, 21)],
 )
-"""Elements up to which BLAS adds up rows in one call: beyond, it wakes threads, which takes longer than the sums."""
-
-BLAS_COLUMNS: Final = Tunable(
-    "blas_columns",
-    1 << 14,
-    _powers(10, 18, 2),
-    lambda: [build("sum", operand(64, 1 << (power - 6)), 0) for power in (11, 13, 15, 17)],
-)
-"""Elements up to which BLAS adds up columns by the threads that it has, without limiting it to one first."""
+"""Elements up to which BLAS adds up rows in one call: beyond, threads share them."""
 
 COMPILED_WORK: Final = Tunable("compiled_work", 1 << 19, _powers(15, 23, 2), _of_bytes("gelu", (14, 16, 18, 20, 22)))
 """Elementary operations, such as an addition or a part of a polynomial, from which on a compiled kernel is spread over
@@ -153,12 +145,12 @@ SMALL_PRODUCT: Final = Tunable(
     _powers(15, 25, 2),
     lambda: [build("matmul", operand(12, n, 64), operand(12, 64, n)) for n in (32, 64, 128, 256)],
 )
-"""Multiplications of one of several products up to which a compiled function computes them, each in one thread. BLAS
-shares larger ones among all threads."""
+"""Multiplications of one of several products up to which a compiled function computes them, each in one thread. Of
+larger ones each is shared among all threads."""
 
 TUNABLES: Final = (
     TILE, SHARED_TILE, SPREAD, SPREAD_PASS, SPREAD_WORK, ATTENTION_WORK, TURNED_ROWS, BLOCK_TILE, MANY_ROWS,
-    COLUMN_TILE, BLAS_ROWS, BLAS_COLUMNS,
+    COLUMN_TILE, BLAS_ROWS,
 )  # fmt: skip
 TUNABLES_OF_COMPILED: Final = (
     COMPILED_WORK, COMPILED_ROWS, VECTOR_ROWS, INTEGER_ROWS, TILE_ROWS, PREFETCHED, SMALL_PRODUCT, PAIR_ROWS,

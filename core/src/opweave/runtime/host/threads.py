@@ -35,8 +35,8 @@ class ThreadPool:
     at once use as many each, as BLAS, torch and ONNX Runtime have threads of their own.
 
     Backends take of it what their libraries allow. ``cpu`` shares its passes and products among the pool's threads.
-    ``torch`` computes in as many threads of its own, which it does not let others place. ``ort`` gives
-    its sessions as many threads, on the pool's processors.
+    ``torch`` computes in as many threads of its own, which it does not let others place. ``ort`` gives its sessions as
+    many threads, on the pool's processors.
 
     Args:
         size: how many threads compute at once, the one that runs a program among them; ``None``: one for each processor

@@ -14,7 +14,6 @@ from opweave.contract.workspace import Arrays
 from opweave.graph.dtypes import DType, as_dtype
 from opweave_cpu.jit.compiler import why_not
 from opweave_cpu.kernels.table import HALVES, KERNELS, NUMBERS, PLAIN
-from opweave_cpu.threads import THREADS
 from opweave_cpu.tiles import (
     LONGEST_ROW,
     Array,
@@ -31,7 +30,7 @@ from opweave_cpu.tiles import (
     worker_scratch,
     workers_of,
 )
-from opweave_cpu.tunables import BLAS_COLUMNS, BLAS_ROWS, SPREAD_PASS, TILE, limit
+from opweave_cpu.tunables import BLAS_ROWS, SPREAD_PASS, TILE, limit
 
 RUN: Final = limit("summed_run", 128, 2, 128, bounds=(2, 128))
 """The longest running sum in f32, whose rounding errors grow with its length. (NumPy adds pairwise, from blocks of this
@@ -151,12 +150,8 @@ def _are_wide_rows(x: Array) -> bool:
 def _sum_columns(stream: Stream, x: Array, out: Array) -> Call:
     """The call that adds up along the last but one axis: a product with ones, which adds up several rows in a pass."""
     add = partial(np.matmul, np.ones(x.shape[-2], x.dtype))
-    if x.size < BLAS_COLUMNS.value:
-        return partial(add, x, out)
     count = workers_of(stream) if x.nbytes >= 4 * SPREAD_PASS.value and x.ndim > 2 else 1
-    ranges = shares(len(x), count) if count > 1 else [...]
-    # Several threads of BLAS would wait for memory and for each other.
-    return partial(THREADS.spread, [partial(add, x[p], out[p]) for p in ranges])
+    return at_once([partial(add, x[p], out[p]) for p in (shares(len(x), count) if count > 1 else [...])])
 
 
 # --- rows, compiled -------------------------------------------------------------------------------------------------
