@@ -52,6 +52,8 @@ class Template:
     def __init__(self, source: str, tokens: Mapping[str, str], name: str = "the model's own") -> None:
         self.name: Final = name
         self._tokens: Final = dict(tokens)
+        if not isinstance(source, str) or not ("{{" in source or "{%" in source):
+            raise FormatError(f"a chat template ({name}) is Jinja, or {', '.join(BUILT_IN)}, not {source!r:.60}")
         if len(source) > LONGEST:
             raise FormatError(f"a chat template of {len(source):,} letters; the longest allowed is {LONGEST:,}")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -70,7 +72,7 @@ class Template:
         Raises:
             FormatError: messages that are none, or that the template refuses.
         """
-        for message in messages:
+        for message in messages if isinstance(messages, Sequence) else [messages]:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(
                 message.get("content"), str
             ):  # fmt: skip
@@ -81,7 +83,15 @@ class Template:
             return self._template.render(
                 messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens, **options
             )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+            MemoryError,
+        ) as error:
             raise FormatError(f"the chat template ({self.name}) refuses these messages: {error}") from None
 
 

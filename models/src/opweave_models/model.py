@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from operator import eq
+from operator import eq, index
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -78,7 +78,7 @@ def load(
         pooling: of an encoder, in place of its own: ``"mean"`` or ``"cls"``.
 
     Raises:
-        FormatError: the model is damaged or lacks something.
+        FormatError: the model is damaged or lacks something; a template that is none.
         UnknownNameError: an architecture, device, dtype or pooling that does not exist.
         AllocationError: it does not fit.
         BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
@@ -140,7 +140,7 @@ class Model:
             be faster alone.
         tokenizer: text to ids.
         weights: the weights by GGUF's names.
-        cache: keys and values of the sequences; ``None`` of an encoder.
+        cache: keys and values of the sequences; ``None`` of an encoder, and of a model that was closed.
         step: the compiled function of a step; ``None`` of an encoder.
         stats: of the latest answer.
     """
@@ -158,6 +158,8 @@ class Model:
         self.lock: Final = threading.RLock()
         self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
         self._template = template
+        if template is not None:
+            _ = self.template  # which raises where it is none
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
@@ -192,19 +194,18 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Free the programs, and the memory that was allocated for weights."""
+        """Free the programs, the keys and values, and the memory that was allocated for weights."""
         with self.lock:
             if not self._closed:
-                self._closed = True
+                self._closed, self.cache = True, None
                 self.step.close()
 
     def graph(
         self, tokens: ow.Tensor, positions: ow.Tensor, slots: ow.Tensor, blocks: ow.Tensor, last: ow.Tensor, reach: int
     ) -> ow.Tensor:
         """The graph of a step: logits, from the arguments that `opweave.KVCache.feed` gives."""
-        assert self.cache is not None
-        return decode(self.config, self.weights, self.cache, self.plan.context, tokens, positions, slots, blocks, last,
-                      reach)  # fmt: skip
+        cache, context = self.decoder_cache(), self.plan.context
+        return decode(self.config, self.weights, cache, context, tokens, positions, slots, blocks, last, reach)
 
     def _encoded(self, tokens: ow.Tensor, mask: ow.Tensor) -> ow.Tensor:
         return encode(self.config, self.weights, tokens, mask, self._pooling)
@@ -213,8 +214,10 @@ class Model:
 
     def warm(self, tokens: int | None = None) -> None:
         """Build the programs of single steps for all contexts up to so many tokens (all), with a bar of progress, so
-        that no step later waits for it."""
+        that no step later waits for it. Raises `BoundsError` for a number below 1."""
         cache = self.decoder_cache()
+        if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
+            raise BoundsError(f"a context has at least one token, not {tokens!r:.60}")
         reaches = [r for i, r in enumerate(cache.reaches) if not i or cache.reaches[i - 1] < (tokens or r)]
         rows = sorted({1, self.plan.sequences})
         with self.lock:
@@ -224,14 +227,15 @@ class Model:
         """Feed the next tokens of sequences, in chunks, and return the logits that follow each.
 
         Raises:
-            BoundsError: a sequence would be longer than the context, or a token is none; nothing has changed.
+            BoundsError: a sequence would be longer than the context, or is not in use, or a token is none; nothing has
+                changed.
             LifetimeError: the model was closed.
         """
         cache = self.decoder_cache()
-        for ids in tokens.values():
-            if any(not 0 <= token < self.config.vocabulary for token in ids):
-                raise BoundsError(f"tokens are ids from 0 to {self.config.vocabulary - 1:,}")
+        tokens = {sequence: self.token_ids(ids) for sequence, ids in tokens.items()}
         for sequence, ids in tokens.items():
+            if sequence in self._kept or sequence not in range(len(cache.lengths)):
+                raise BoundsError(f"sequence {sequence!r:.60} is not in use; join() gives one")
             self.check_room(int(cache.lengths[sequence]), len(ids))
         found: dict[int, Logits] = {}
         with self.lock:
@@ -311,12 +315,14 @@ class Model:
 
     def release(self, sequence: int) -> None:
         """End a sequence. What it computed is kept until its place is needed, for others that begin as it does."""
-        assert self.cache is not None
         with self.lock:
-            if self.cache.lengths[sequence]:
+            if self._closed:
+                return
+            cache = self.decoder_cache()
+            if cache.lengths[sequence]:
                 self._kept.append(sequence)
             else:
-                self.cache.release(sequence)
+                cache.release(sequence)
 
     def decoder_cache(self) -> ow.KVCache:
         """The cache; raises `LifetimeError` where the model was closed, `UnsupportedOpError` of an encoder."""
@@ -325,6 +331,24 @@ class Model:
         if self.cache is None:
             raise UnsupportedOpError(f"{self.config.architecture} is an encoder: it embeds texts and continues none")
         return self.cache
+
+    @property
+    def label(self) -> str:
+        """What tells the keys of this model from those of others, also of itself in a context that rotates them by
+        other factors (LongRoPE)."""
+        ropes = (self.config.rope, self.config.rope_local)
+        longer = any(r is not None and r.factors_long and self.plan.context > r.original_context for r in ropes)
+        return self.file.label + " long" * longer
+
+    def token_ids(self, ids: Sequence[int]) -> list[int]:
+        """Ids as a list; raises `BoundsError` for what is no token."""
+        try:
+            found = [index(token) for token in ids]
+        except TypeError:
+            found = [-1]
+        if any(not 0 <= token < self.config.vocabulary for token in found):
+            raise BoundsError(f"tokens are ids from 0 to {self.config.vocabulary - 1:,}, not {ids!r:.60}")
+        return found
 
     # --- texts ------------------------------------------------------------------------------------------------------
 
@@ -353,7 +377,7 @@ class Model:
                               "the model with a larger context=")  # fmt: skip
 
     def answer(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None, stop: Sequence[str] = (),
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None, stop: str | Sequence[str] = (),
         logprobs: int | None = None, schema: Mapping[str, Any] | str | None = None,
     ) -> Answer:  # fmt: skip
         """An answer behind a prompt, of which no token is there yet. Arguments as of `Session.generate`.
@@ -364,8 +388,11 @@ class Model:
         """
         if not prompt:
             raise BoundsError("there is nothing to continue; feed a text first")
-        if max_tokens < 1:
-            raise BoundsError(f"an answer has at least one token, not {max_tokens}")
+        for name, value, least in (("max_tokens", max_tokens, 1), ("logprobs", 0 if logprobs is None else logprobs, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BoundsError(f"{name} is a number from {least}, not {value!r:.60}")
+        if not isinstance(sampling, Sampling | None):
+            raise BoundsError(f"sampling is a Sampling, not {sampling!r:.60}")
         self.check_room(len(prompt), 1)
         sampler = Sampler(sampling or Sampling(temperature=0), self.tokenizer, schema)
         most = min(max_tokens, self.plan.context - len(prompt))
@@ -374,22 +401,24 @@ class Model:
     def session(self, prompt: Sequence[int] = ()) -> Session:
         """A new sequence, which begins with ids; ``with model.session() as s: ...``. Of the ids only those are computed
         that no other sequence has, in use or ended. Raises `BoundsError` where none is free."""
-        self.check_room(0, len(prompt))
-        session = Session(self, self.join(prompt))
-        session.tokens += prompt
+        ids = self.token_ids(prompt)
+        self.check_room(0, len(ids))
+        session = Session(self, self.join(ids))
+        session.tokens += ids
         return session
 
     def restore(self, path: str | os.PathLike[str]) -> Session:
         """A session with the sequence that `Session.save` wrote, on any devices.
 
         Raises:
+            OSError: it cannot be read.
             FormatError: the file is damaged, no saved sequence, or of another model.
             ShapeError, BoundsError: as of `opweave.KVCache.restore`.
         """
         with self.lock:
             cache = self.decoder_cache()
             self.free_place()
-            session = Session(self, cache.restore(path, self.file.label))
+            session = Session(self, cache.restore(path, self.label))
             session.tokens = cache.tokens(session.sequence)
             if session.tokens:
                 # The last token is computed again, for its logits.
@@ -414,11 +443,11 @@ class Model:
         bos = self.tokenizer.bos
         return [bos, *ids] if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos] else ids
 
-    def embed(self, texts: Sequence[str], *, normalize: bool = True) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def embed(self, texts: str | Sequence[str], *, normalize: bool = True) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Embeddings of texts by an encoder, f32 of shape (texts, width).
 
         Args:
-            texts: each is cut to the model's context.
+            texts: each is cut to the model's context; a single one is a list of one.
             normalize: to length 1.
 
         Raises:
@@ -430,6 +459,9 @@ class Model:
             raise LifetimeError(f"{self!r} was closed")
         if self._pooling == "none":
             raise UnsupportedOpError(f"{self.file.path} does not say how to pool; load it with pooling='mean' or 'cls'")
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, Sequence):
+            raise BoundsError(f"texts are a list of str, not {texts!r:.60}")
         found = np.zeros((len(texts), self.config.width), np.float32)
         ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
@@ -482,7 +514,9 @@ class Session:
 
     def feed(self, text: str | Sequence[int]) -> None:
         """Append a text (the first one with the token that begins texts) or ids. It is computed at the next answer."""
-        ids = list(text) if not isinstance(text, str) else self.model.tokenizer.encode(text, special=not self.tokens)
+        self._check_open()
+        encode = self.model.tokenizer.encode
+        ids = encode(text, special=not self.tokens) if isinstance(text, str) else self.model.token_ids(text)
         self.model.check_room(len(self.tokens), len(ids))
         self.tokens += ids
 
@@ -505,14 +539,14 @@ class Session:
         `OSError` where it cannot be written."""
         with self.model.lock:
             self._compute()
-            self.model.decoder_cache().save(self.sequence, path, self.model.file.label)
+            self.model.decoder_cache().save(self.sequence, path, self.model.label)
 
     def cancel(self) -> None:
         """End the answer that is being generated, from any thread: with its next token or chunk of a prompt."""
         self._cancelled.set()
 
     def generate(
-        self, max_tokens: int = 256, sampling: Sampling | None = None, *, stop: Sequence[str] = (),
+        self, max_tokens: int = 256, sampling: Sampling | None = None, *, stop: str | Sequence[str] = (),
         logprobs: int | None = None, schema: Mapping[str, Any] | str | None = None,
     ) -> Iterator[Piece]:  # fmt: skip
         """Continue the sequence: pieces as they come. The tokens become part of it.
@@ -553,12 +587,17 @@ class Session:
 
     def _compute(self, cancelled: threading.Event | None = None) -> None:
         """Compute what was fed."""
-        if not self._open:
-            raise LifetimeError("this session was closed")
+        self._check_open()
         while new := self.tokens[self._known : self._known + CHUNK]:
             if cancelled is not None and cancelled.is_set():
                 raise Cancelled("the answer was cancelled before its first token")
             self._logits = self.model.advance({self.sequence: new})[self.sequence]
+
+    def _check_open(self) -> None:
+        """Raise `LifetimeError` where the session or its model was closed."""
+        if not self._open:
+            raise LifetimeError("this session was closed")
+        self.model.decoder_cache()
 
     def _computed(self, cancelled: threading.Event | None = None) -> Logits:
         self._compute(cancelled)

@@ -21,6 +21,10 @@ RECENT: Final = 64
 """Tokens that the repetition penalty looks back at, as llama.cpp does."""
 
 
+SPACE: Final = r"(| |\n{1,2}[ \t]{0,20})"
+"""White space between the parts of JSON, which would else be all that some models write. llama.cpp allows the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. The order is llama.cpp's: penalty, top-k, top-p, min-p, temperature.
@@ -110,7 +114,9 @@ class Sampler:
             order = np.lexsort((ids, -values))
             order = order[: np.searchsorted(shares[order].cumsum(), reached) + 1]
             ids, values = ids[order], values[order]
-        return int(ids[np.argmax(values / options.temperature - np.log(-np.log(noise[ids])))])
+        with np.errstate(over="ignore"):  # at temperatures near 0 all but the most likely become -inf
+            values /= options.temperature
+        return int(ids[np.argmax(values - np.log(-np.log(noise[ids])))])
 
 
 def most_likely(scores: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -130,10 +136,14 @@ class _Grammar:
         except ImportError:
             raise Unavailable("answers are held to a schema by llguidance, which is not installed",
                               remedy='pip install "opweave-models[json]"') from None  # fmt: skip
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FormatError(f"this is no JSON schema to hold an answer to: {error}") from None
         library = tokenizer.guided
         self._masks: Any = masks
-        self._matcher: Any = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_json_schema(text))
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": SPACE})
+        self._matcher: Any = llguidance.LLMatcher(library, grammar)
         if self._matcher.is_error():
             raise FormatError(f"this is no JSON schema to hold an answer to: {self._matcher.get_error()}")
         self._bits = masks.allocate_token_bitmask(1, library.vocab_size)
@@ -186,9 +196,12 @@ class Answer:
 
     def __init__(
         self, tokenizer: Tokenizer, sampler: Sampler, prompt: Sequence[int], max_tokens: int,
-        stop: Sequence[str] = (), logprobs: int | None = None,
+        stop: str | Sequence[str] = (), logprobs: int | None = None,
     ) -> None:  # fmt: skip
-        self._tokenizer, self._sampler, self._stop = tokenizer, sampler, tuple(text for text in stop if text)
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+            raise BoundsError(f"stop is a text or a list of texts, not {stop!r:.60}")
+        self._tokenizer, self._sampler, self._stop = tokenizer, sampler, tuple(text for text in stops if text)
         self._recent, self._left, self._logprobs = list(prompt), max_tokens, logprobs
         self._stream = tokenizer.stream(prompt)
         self._held = ""

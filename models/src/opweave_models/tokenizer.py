@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from opweave.errors import FormatError, UnknownNameError
+from opweave.errors import BoundsError, FormatError, UnknownNameError
 from opweave_models.files import ModelFile
 
 __all__ = ["VOCABULARY", "Stream", "Tokenizer", "pre_name", "read_tokenizer"]
@@ -150,6 +150,8 @@ class Tokenizer:
             parse: control tokens that the text spells out (``<|im_end|>``) become these tokens; ``False``: a text of
                 somebody else cannot end its turn.
         """
+        if not isinstance(text, str):
+            raise BoundsError(f"a text is a str, not {text!r:.60}")
         text = text.encode("utf-8", "replace").decode("utf-8")
         with self._lock:
             if self._scored is not None:
@@ -165,6 +167,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; ``special``: control tokens are written too."""
         text: str
+        if min(ids, default=0) < 0:
+            raise BoundsError(f"tokens are ids from 0, not {ids!r:.60}")
         if self._scored is None:
             text = self._library.decode(list(ids), skip_special_tokens=not special)
         else:

@@ -1,0 +1,139 @@
+"""Wrong arguments from Python get typed errors before anything changes; closed models keep nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import opweave as ow
+from opweave.errors import BoundsError, FormatError, LifetimeError
+from tests.support.small_models import make_folder
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("opweave_cpu")
+models = pytest.importorskip("opweave_models")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    make_folder("llama", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with models.load(folder, "cpu", context=64, sequences=2, kv="f32", template="chatml") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0}, {"max_tokens": 2.5}, {"max_tokens": True}, {"max_tokens": "5"}, {"max_tokens": None},
+        {"logprobs": -1}, {"logprobs": True}, {"logprobs": "3"}, {"sampling": {"temperature": 0}}, {"sampling": "x"},
+        {"stop": None}, {"stop": 5}, {"stop": [5]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_options_of_an_answer_are_refused_and_take_no_place(llm, options):
+    for _ in range(3):
+        with pytest.raises(BoundsError, match=next(iter(options))):
+            next(iter(llm.generate("in the", **options)))
+    with llm.session(), llm.session():
+        pass
+
+
+def test_a_single_stop_string_is_one_text(llm):
+    whole = "".join(piece.text for piece in llm.generate("in the one", max_tokens=30))
+    stop = whole[8:11]
+    for given in (stop, [stop]):
+        got = "".join(piece.text for piece in llm.generate("in the one", max_tokens=30, stop=given))
+        assert got == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("ids", ["abc", 5, [None], ["a"], [-1], [10**9], np.zeros((2, 2), int), [1.5]], ids=repr)
+def test_what_is_no_token_is_refused_and_takes_no_place(llm, ids):
+    for _ in range(3):
+        with pytest.raises(BoundsError, match="tokens are ids from 0 to"):
+            llm.session(ids)
+    with llm.session() as session, llm.session():
+        if not isinstance(ids, str):
+            with pytest.raises(BoundsError, match="tokens are ids from 0 to"):
+                session.feed(ids)
+        session.feed(np.array([5, 6]))
+        assert session.logits().shape == (llm.config.vocabulary,)
+
+
+@pytest.mark.parametrize("sequence", [0, 99, -1, "a"])
+def test_sequences_that_are_not_in_use_are_not_fed(llm, sequence):
+    with llm.session([5, 6]) as session:
+        session.logits()
+    with pytest.raises(BoundsError, match="not in use"):
+        llm.advance({sequence: [5]})
+
+
+def test_texts_and_messages_of_another_type_are_refused(llm):
+    with pytest.raises(BoundsError, match="a text is a str"):
+        next(iter(llm.generate(5)))
+    for messages in (None, "hi", [5], []):
+        with pytest.raises(FormatError, match="message"):
+            next(iter(llm.chat(messages)))
+    with pytest.raises(BoundsError, match="ids from 0"):
+        llm.tokenizer.decode([-1])
+    for tokens in ("a", 0):
+        with pytest.raises(BoundsError, match="at least one token"):
+            llm.warm(tokens)
+    schema = {"enum": {1, 2}}
+    with pytest.raises((FormatError, ow.errors.Unavailable)):
+        next(iter(llm.generate("in", schema=schema)))
+
+
+@pytest.mark.parametrize("template", ["chatlm", "missing.jinja", "{{", 5])
+def test_a_template_that_is_none_is_refused_before_anything_is_loaded(folder, template):
+    with pytest.raises(FormatError, match="template"):
+        models.load(folder, "cpu", template=template)
+
+
+def test_a_template_that_needs_more_memory_than_there_is_is_refused(folder):
+    with models.load(folder, "cpu", context=64, template="{{ bos_token * 4000000000000000000 }}") as model:
+        template = model.template
+    with pytest.raises(FormatError, match="refuses"):
+        template.render([{"role": "user", "content": "hi"}])
+
+
+def test_a_closed_model_keeps_no_keys_and_its_sessions_say_that_it_was_closed(folder):
+    with models.load(folder, "cpu", context=64) as model:
+        session = model.session([5, 6, 7])
+        session.logits()
+        keys = weakref.ref(model.cache)
+    gc.collect()
+    assert model.cache is None
+    assert keys() is None
+    with pytest.raises(LifetimeError, match="closed"):
+        session.feed([8])
+    session.close()
+    with pytest.raises(LifetimeError, match="closed"):
+        session.feed([8])
+    assert session.tokens == [5, 6, 7]
+
+
+def test_a_sequence_is_not_restored_where_keys_are_rotated_by_other_factors(tmp_path):
+    make_folder("phi3-long", tmp_path)
+    original = models.open_model(tmp_path).config.rope.original_context
+    with models.load(tmp_path, "cpu", context=original) as short, short.session([5, 6, 7]) as session:
+        session.save(tmp_path / "saved")
+    with models.load(tmp_path, "cpu", context=original) as short, short.restore(tmp_path / "saved") as same:
+        assert same.tokens == [5, 6, 7]
+    with models.load(tmp_path, "cpu", context=original + 1) as longer, pytest.raises(FormatError):
+        longer.restore(tmp_path / "saved")
+
+
+def test_low_temperatures_choose_the_most_likely_token(llm):
+    hot, cold = models.Sampling(temperature=1e-320), models.Sampling(temperature=0)
+    texts = ["".join(p.text for p in llm.generate("in the", max_tokens=8, sampling=each)) for each in (hot, cold)]
+    assert texts[0] == texts[1]
