@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,28 +16,40 @@ from tests.support.small_models import make_folder
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("opweave_cpu")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 openai = pytest.importorskip("openai")
 models = pytest.importorskip("opweave_models")
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    from opweave_models.server import build
+@contextmanager
+def running(llm, **options):
+    """A server in a thread, and its address."""
+    from opweave_models.server import Server, build
 
-    path = tmp_path_factory.mktemp("llama")
-    make_folder("llama", path)
-    with models.load(path, "cpu", context=128, sequences=2, template="chatml") as llm, socket.socket() as listening:
+    with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(build(llm, key="secret"), log_level="warning", lifespan="on"))
+        server = Server(build(llm, **options), log_level="warning", log_config=None, lifespan="on")
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         while not server.started and thread.is_alive():
             time.sleep(0.02)
-        yield llm, f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    make_folder("llama", path)
+    with (
+        models.load(path, "cpu", context=128, sequences=2, template="chatml") as llm,
+        running(llm, key="secret") as address,
+    ):
+        yield llm, address
 
 
 @pytest.fixture
@@ -78,16 +93,123 @@ def test_completions_list_probabilities(client):
     assert len(answer.choices[0].logprobs.top_logprobs[0]) == 2
 
 
+def test_probabilities_name_the_bytes_of_tokens(served, client, monkeypatch):
+    from opweave_models.sampling import Answer
+
+    ids = served[0].tokenizer.encode("\N{LLAMA}")
+    assert [served[0].tokenizer.token_bytes(i) for i in ids] == [bytes([b]) for b in "\N{LLAMA}".encode()]
+    assert served[0].tokenizer.token_bytes(served[0].tokenizer.bos) == b"<s>"
+    monkeypatch.setattr(Answer, "_probabilities", lambda *_: (-1.0, tuple((i, -1.0) for i in (*ids, 298, 299))))
+    options = {"model": "m", "max_tokens": 1, "logprobs": 6}
+    (tops,) = client.completions.create(prompt="in", **options).choices[0].logprobs.top_logprobs
+    assert set(tops) == {"bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x99", "", "token_id:299"}
+    options |= {"logprobs": True, "top_logprobs": 6}
+    answer = client.chat.completions.create(messages=[{"role": "user", "content": "in"}], **options)
+    (token,) = answer.choices[0].logprobs.content
+    assert b"".join(bytes(top.bytes) for top in token.top_logprobs).decode() == "\N{LLAMA}"
+    assert token.top_logprobs[0].token == "\\xf0"
+
+
+def test_bytes_of_sentencepiece_tokens():
+    from tokenizers import Tokenizer, decoders
+    from tokenizers import models as kinds
+
+    from opweave_models.tokenizer import Tokenizer as Ours
+
+    library = Tokenizer(kinds.BPE(vocab={"a": 0, "▁a": 1, "<0xF0>": 2, "\ufffd": 3, "<0x20>": 4}, merges=[]))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(steps)
+    ours = Ours(library, None, None, (), False, False)
+    assert [ours.token_bytes(i) for i in range(6)] == [b"a", b" a", b"\xf0", "\ufffd".encode(), b" ", b""]
+
+
+def test_log_probabilities_without_alternatives(client):
+    options = {"model": "m", "messages": [{"role": "user", "content": "in"}], "max_tokens": 1}
+    answer = client.chat.completions.create(**options, logprobs=True, top_logprobs=None)
+    assert answer.choices[0].logprobs.content[0].top_logprobs == []
+
+
+NEUTRAL: dict[str, object] = {
+    "n": None, "best_of": 1, "stream": None, "echo": False, "suffix": None, "logit_bias": {}, "max_tokens": None,
+    "frequency_penalty": 0.0, "presence_penalty": 0, "tools": [], "tool_choice": "auto",
+}  # fmt: skip
+
+
+def test_parameters_without_effect_may_be_given(client):
+    assert client.completions.create(model="m", prompt="in", extra_body=NEUTRAL).usage.completion_tokens
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_tokens": -1}, "max_tokens"), ({"temperature": -3}, "temperature"), ({"n": 3}, "one answer"),
-        ({"prompt": "x " * 200}, "context"), ({"stop": ["a"] * 20}, "stop"),
+        ({"max_tokens": -1}, "max_tokens"), ({"temperature": -3}, "temperature"), ({"prompt": "x " * 200}, "context"),
+        *(({name: value}, name) for name, value in [
+            ("max_tokens", 0), ("max_tokens", False), ("max_tokens", True), ("n", 3), ("n", True), ("stream", "true"),
+            ("stream", 1), ("frequency_penalty", 2), ("presence_penalty", 2), ("logit_bias", {"5": 100}),
+            ("echo", True), ("best_of", 3), ("suffix", "x"), ("tools", [{}]), ("tool_choice", "required"),
+            ("stop", ["a"] * 20),
+        ]), ({"max_completion_tokens": 0, "max_tokens": 2}, "max_completion_tokens"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused(client, options, said):
-    with pytest.raises(openai.BadRequestError, match=said):
-        client.completions.create(**{"model": "m", "prompt": "in", **options})
+    with pytest.raises(openai.BadRequestError, match=said) as caught:
+        client.completions.create(model="m", prompt=options.pop("prompt", "in"), extra_body=options)
+    assert caught.value.param in (None, said)
+
+
+def test_errors_are_openais(served, client, monkeypatch):
+    assert client.models.retrieve(client.models.list().data[0].id).owned_by == "opweave"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/one")
+    assert (caught.value.type, caught.value.param) == ("invalid_request_error", "model")
+    for path, method, status in [("/nowhere", "GET", 404), ("/chat/completions", "GET", 405)]:
+        with pytest.raises(openai.APIStatusError) as other:
+            client.get(path, cast_to=object) if method == "GET" else client.post(path, cast_to=object)
+        assert (other.value.status_code, other.value.type) == (status, "invalid_request_error")
+    assert other.value.response.headers["allow"] == "POST"
+    monkeypatch.setattr(type(served[0].template), "render", lambda *_: 1 / 0)
+    with pytest.raises(openai.InternalServerError) as failed:
+        client.chat.completions.create(model="m", messages=[])
+    assert failed.value.type == "server_error"
+    with running(served[0], queue=0) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as full:
+        with pytest.raises(openai.RateLimitError) as busy:
+            full.completions.create(model="m", prompt="in")
+        assert busy.value.type == "rate_limit_error"
+
+
+def test_the_end_of_the_server_is_told(served, monkeypatch, caplog):
+    import httpx
+
+    step = served[0].advance
+
+    def slowly(tokens):
+        time.sleep(0.05)
+        return step(tokens)
+
+    monkeypatch.setattr(served[0], "advance", slowly)
+    body = {"prompt": "in", "max_tokens": 100, "temperature": 0}
+    with ThreadPoolExecutor() as pool:
+        with running(served[0]) as url:
+
+            def post(stream):
+                return httpx.post(f"{url}/v1/completions", json={**body, "stream": stream}, timeout=60)
+
+            def wait_for(**busy):
+                while not busy.items() <= httpx.get(f"{url}/health").json().items():
+                    time.sleep(0.02)
+
+            streams = [pool.submit(post, True) for _ in range(2)]
+            wait_for(running=2, waiting=0)
+            queued = [pool.submit(post, False) for _ in range(2)]
+            wait_for(running=2, waiting=2)
+        for stream in streams:
+            *_, last, done = stream.result().text.split("\n\n")[:-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+            assert done == "data: [DONE]"
+        for each in queued:
+            assert each.result().status_code == 503
+            assert "shutting down" in each.result().json()["error"]["message"]
+    assert not caplog.records
 
 
 def test_the_key_is_needed_and_encoders_are_not_decoders(served, client):
@@ -95,7 +217,9 @@ def test_the_key_is_needed_and_encoders_are_not_decoders(served, client):
     with other, pytest.raises(openai.AuthenticationError):
         other.models.list()
     with pytest.raises(openai.BadRequestError, match="decoder"):
-        client.embeddings.create(model="m", input=["a"])
+        client.embeddings.create(model="m", input=["a"], dimensions=64)
+    with pytest.raises(openai.BadRequestError, match="dimensions can only be 64"):
+        client.embeddings.create(model="m", input=["a"], dimensions=5)
 
 
 def test_a_client_that_goes_away_frees_its_sequence(served, client):

@@ -121,6 +121,8 @@ class Batcher:
                 self._closed = True
             for request in (*self._running.values(), *self._waiting):
                 request.pieces.put(LifetimeError("the server is shutting down"))
+            while self._running:
+                self.model.release(self._running.popitem()[0])
 
     def _pass(self) -> bool:
         """A chunk of a prompt, and a step of all answers; ``False``: the batcher was closed."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+import socket
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -23,18 +27,40 @@ from opweave_models.batching import Batcher, Request
 from opweave_models.model import Model
 from opweave_models.sampling import Piece, Sampling
 
-__all__ = ["build", "serve"]
+__all__ = ["Server", "build", "serve"]
 
 LARGEST: Final = 4 << 20
 """Bytes of the largest request."""
+
+SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "n": (1,), "best_of": (1,), "stream": (False, True), "echo": (False,), "suffix": ("",), "logit_bias": ({},),
+    "frequency_penalty": (0,), "presence_penalty": (0,), "tools": ([],), "tool_choice": ("none", "auto"),
+}  # fmt: skip
+"""All values of parameters of answers that take no others; ``null``, and no value, are the first one."""
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def serve(model: Model, *, host: str, port: int, key: str | None, queue: int, timeout: float) -> None:
     """Serve until the process is interrupted; then answers in progress are ended."""
-    uvicorn.run(build(model, key=key, queue=queue, timeout=timeout), host=host, port=port, log_level="info",
-                timeout_graceful_shutdown=5)  # fmt: skip
+    server = Server(build(model, key=key, queue=queue, timeout=timeout), host=host, port=port, log_level="info",
+                    timeout_graceful_shutdown=5)  # fmt: skip
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(3)  # as `uvicorn.run` does
+
+
+class Server(uvicorn.Server):
+    """Runs an application of `build`. When it is told to end, answers end before connections, which would cut them."""
+
+    def __init__(self, app: Starlette, **options: Any) -> None:
+        super().__init__(uvicorn.Config(app, **options))
+        self._app: Final = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._app.state.close)  # the other threads may all wait for answers
+        await super().shutdown(sockets)
 
 
 def build(model: Model, *, key: str | None = None, queue: int = 16, timeout: float = 300.0) -> Starlette:
@@ -48,21 +74,24 @@ def build(model: Model, *, key: str | None = None, queue: int = 16, timeout: flo
         yield
         await run_in_threadpool(api.close)
 
-    return Starlette(lifespan=lifespan, routes=[
+    app = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _failed, Exception: _failed}, routes=[
         Route("/", api.page),
         Route("/health", api.health),
         Route("/v1/models", api.checked(api.models)),
+        Route("/v1/models/{name:path}", api.checked(api.models)),
         Route("/v1/chat/completions", api.checked(api.chat), methods=["POST"]),
         Route("/v1/completions", api.checked(api.completions), methods=["POST"]),
         Route("/v1/embeddings", api.checked(api.embeddings), methods=["POST"]),
     ])  # fmt: skip
+    app.state.close = api.close
+    return app
 
 
 class _Refused(Exception):
     """A request that gets an error of HTTP."""
 
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
+    def __init__(self, status: int, message: str, parameter: str | None = None) -> None:
+        self.status, self.parameter = status, parameter
         super().__init__(message)
 
 
@@ -86,7 +115,7 @@ class _Api:
                     raise _Refused(401, "the key is missing or wrong")
                 return await handler(request)
             except _Refused as error:
-                return _error(error.status, str(error))
+                return _error(error.status, str(error), error.parameter)
             except SchedulerError as error:
                 return _error(429, str(error))
             except (Cancelled, LifetimeError) as error:
@@ -106,14 +135,18 @@ class _Api:
         return JSONResponse({"status": "ok", "running": running, "waiting": waiting})
 
     async def models(self, request: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "opweave",
-                                                         "created": 0}]})  # fmt: skip
+        about = {"id": self.name, "object": "model", "owned_by": "opweave", "created": 0}
+        name = request.path_params.get("name", "")
+        if name not in ("", self.name):
+            raise _Refused(404, f"the model is {self.name}, not {name:.60}", "model")
+        return JSONResponse({"object": "list", "data": [about]} if not name else about)
 
     async def chat(self, request: HttpRequest) -> Response:
         body = await _body(request)
         messages = [_plain_message(message) for message in _list(body, "messages")]
         prompt = self.model.chat_ids(self.model.template.render(messages))
-        count = body.get("top_logprobs", 0) if body.get("logprobs") else None
+        _check(body, {"logprobs": (False, True)})
+        count = _given(body, "top_logprobs", 0) if body.get("logprobs") else None
         return await self._answer(request, body, prompt, count, chat=True)
 
     async def completions(self, request: HttpRequest) -> Response:
@@ -122,7 +155,7 @@ class _Api:
         if isinstance(prompt, list) and len(prompt) == 1:
             prompt = prompt[0]
         if not isinstance(prompt, str):
-            raise _Refused(400, "prompt is one text")
+            raise _Refused(400, "prompt is one text", "prompt")
         return await self._answer(request, body, self.model.tokenizer.encode(prompt), body.get("logprobs"), chat=False)
 
     async def embeddings(self, request: HttpRequest) -> Response:
@@ -130,9 +163,10 @@ class _Api:
         given = body.get("input")
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise _Refused(400, "input is a text, or a list of texts")
+            raise _Refused(400, "input is a text, or a list of texts", "input")
         if len(texts) > 2048:
-            raise _Refused(400, "input has 2,048 texts at most")
+            raise _Refused(400, "input has 2,048 texts at most", "input")
+        _check(body, {"dimensions": (self.model.config.width,), "encoding_format": ("float", "base64")})
         found = await run_in_threadpool(self.model.embed, texts)
         if body.get("encoding_format") == "base64":
             import base64
@@ -153,25 +187,26 @@ class _Api:
     ) -> Response:
         if self._batcher is None:
             raise _Refused(400, f"{self.name} embeds texts, and continues none")
-        if body.get("n", 1) != 1:
-            raise _Refused(400, "one answer for each request (n)")
+        _check(body, SUPPORTED)
         if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or
                                      not 0 <= logprobs <= 20):  # fmt: skip
-            raise _Refused(400, "at most 20 of the most likely tokens are listed")
+            raise _Refused(400, "at most 20 of the most likely tokens are listed",
+                           "top_logprobs" if chat else "logprobs")  # fmt: skip
         default = self.model.plan.context if chat else 16
-        most = body.get("max_completion_tokens") or body.get("max_tokens") or default
+        name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        most = _given(body, name, default)
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise _Refused(400, "max_tokens is a number from 1 on")
+            raise _Refused(400, f"{name} is a number from 1 on", name)
         stop = body.get("stop") or []
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(text, str) for text in stop):
-            raise _Refused(400, "stop is a text, or up to 16")
+            raise _Refused(400, "stop is a text, or up to 16", "stop")
         submitted = await run_in_threadpool(self._batcher.submit, prompt, most, _sampling(body), stop=stop,
                                             logprobs=logprobs, schema=_schema(body))  # fmt: skip
         about = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time()),
                  "model": self.name}  # fmt: skip
         form = _Form(self.model, about, chat)
-        if body.get("stream") is True:
+        if body.get("stream"):
             options = body.get("stream_options")
             usage = isinstance(options, Mapping) and options.get("include_usage") is True
             return StreamingResponse(self._streamed(request, submitted, form, usage),
@@ -197,7 +232,7 @@ class _Api:
             if usage:
                 yield f"data: {json.dumps({**form.chunk_about, 'choices': [], 'usage': _usage(submitted, count)})}\n\n"
         except OpweaveError as error:
-            yield f"data: {json.dumps({'error': {'message': str(error), 'type': 'server_error'}})}\n\n"
+            yield f"data: {json.dumps(_problem(500, str(error)))}\n\n"
         finally:
             submitted.cancel()  # of a client that went away, too
         yield "data: [DONE]\n\n"
@@ -235,16 +270,30 @@ class _Form:
         if not pieces or pieces[0].logprob is None:
             return None
 
+        bytes_of = self._model.tokenizer.token_bytes
+
         def named(token: int, logprob: float | None) -> dict[str, Any]:
-            text = self._model.tokenizer.decode([token], special=True)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            data = bytes_of(token)
+            return {"token": _spelled(data), "logprob": logprob, "bytes": list(data)}
 
         if self._chat:
             return {"content": [{**named(p.token, p.logprob), "top_logprobs": [named(*each) for each in p.top]}
                                 for p in pieces]}  # fmt: skip
-        names = [self._model.tokenizer.decode([p.token], special=True) for p in pieces]
-        tops = [{self._model.tokenizer.decode([t], special=True): lp for t, lp in p.top} for p in pieces]
+        names = [_spelled(bytes_of(piece.token), "bytes:") for piece in pieces]
+        tops: list[dict[str, float]] = [{} for _ in pieces]
+        for piece, top in zip(pieces, tops, strict=True):
+            for token, logprob in piece.top:
+                name = _spelled(bytes_of(token), "bytes:")
+                top[f"token_id:{token}" if name in top else name] = logprob
         return {"tokens": names, "token_logprobs": [p.logprob for p in pieces], "top_logprobs": tops}
+
+
+def _spelled(token: bytes, prefix: str = "") -> str:
+    """The bytes of a token as a text, as OpenAI spells those that are none (``\\xf0``)."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _each(submitted: Request) -> Iterator[Piece]:
@@ -261,9 +310,34 @@ def _usage(submitted: Request, tokens: int) -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": submitted.cached}}  # fmt: skip
 
 
-def _error(status: int, message: str) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": None, "param": None}}, status)
+def _problem(status: int, message: str, parameter: str | None = None) -> dict[str, Any]:
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "code": None, "param": parameter}}
+
+
+def _error(status: int, message: str, parameter: str | None = None) -> JSONResponse:
+    return JSONResponse(_problem(status, message, parameter), status)
+
+
+async def _failed(request: HttpRequest, error: Exception) -> Response:
+    """What starlette refuses, and errors of a kind that is not expected."""
+    if not isinstance(error, HTTPException):
+        return _error(500, "the server failed; its log says why")
+    response = _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _given(body: Mapping[str, Any], name: str, default: Any) -> Any:
+    return default if body.get(name) is None else body[name]
+
+
+def _check(body: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse parameters that would have no effect."""
+    for name, values in supported.items():
+        value = _given(body, name, values[0])
+        if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in values):
+            raise _Refused(400, f"{name} can only be {' or '.join(map(json.dumps, values))} here", name)
 
 
 async def _body(request: HttpRequest) -> dict[str, Any]:
@@ -285,7 +359,7 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
 def _list(body: Mapping[str, Any], key: str) -> list[Any]:
     value = body.get(key)
     if not isinstance(value, list):
-        raise _Refused(400, f"{key} is a list")
+        raise _Refused(400, f"{key} is a list", key)
     return value
 
 
@@ -302,11 +376,9 @@ def _plain_message(message: Any) -> Any:
 
 def _sampling(body: Mapping[str, Any]) -> Sampling:
     """Sampling by OpenAI's names (its default temperature is 1), and llama.cpp's for what these lack."""
-    seed = body.get("seed")
     names = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-    options: dict[str, Any] = {name: default if body.get(name) is None else body[name]
-                               for name, default in names.items()}  # fmt: skip
-    return Sampling(**options, seed=secrets.randbits(31) if seed is None else seed)
+    options: dict[str, Any] = {name: _given(body, name, default) for name, default in names.items()}
+    return Sampling(**options, seed=_given(body, "seed", secrets.randbits(31)))
 
 
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:

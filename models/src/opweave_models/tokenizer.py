@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from threading import Lock
@@ -23,6 +24,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens in ``tokenizer.ggml.token_type``."""
 
 SPACE: Final = "▁"
+
+_SHOWN: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+BYTES: Final = {chr(byte): byte for byte in _SHOWN} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)}.difference(_SHOWN)))
+}
+"""Characters with which byte-level vocabularies (GPT-2's) spell bytes."""
 
 WHOLE: Final = 1 << 24
 """Parts of texts that are looked up in a vocabulary, before the library gets all of it, which takes as long."""
@@ -181,6 +188,16 @@ class Tokenizer:
         if self._scored is None:
             return self._library.id_to_token(token) or ""
         return self._scored.pieces[token] if 0 <= token < len(self._scored.pieces) else ""
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds within a text, in UTF-8: several may make one character; control tokens as spelled."""
+        first = self.decode([token], special=True)  # without the space that some kinds take from a text's beginning
+        text, piece = self.decode([token, token], special=True)[len(first) :], self.piece(token)
+        if "\ufffd" not in text:
+            return text.encode()
+        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
+            return bytes.fromhex(piece[3:5])
+        return bytes(map(BYTES.__getitem__, piece)) if BYTES.keys() >= set(piece) else text.encode()
 
     @cached_property
     def guided(self) -> Any:
