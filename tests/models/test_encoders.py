@@ -21,8 +21,6 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "fox", "d
 
 @pytest.fixture(scope="module", params=["Bert", "NomicBert"])
 def folder(tmp_path_factory, request):
-    from tokenizers import BertWordPieceTokenizer
-
     path = tmp_path_factory.mktemp(request.param)
     torch.manual_seed(0)
     config = getattr(transformers, f"{request.param}Config")(
@@ -34,9 +32,15 @@ def folder(tmp_path_factory, request):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(path)
+    write_vocabulary(path)
+    return path, model
+
+
+def write_vocabulary(path):
+    from tokenizers import BertWordPieceTokenizer
+
     (path / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     BertWordPieceTokenizer(str(path / "vocab.txt")).save(str(path / "tokenizer.json"))
-    return path, model
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -63,6 +67,38 @@ def test_pooling_that_is_not_known_is_refused(folder, tmp_path):
     settings = {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}
     (copy / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ow.FormatError, match=r"1_Pooling.config\.json: .*pooling_mode_max_tokens"):
+        models.open_model(copy)
+
+
+@pytest.mark.parametrize("named", ["relu", "gelu_new", "silu"])
+def test_other_activations_of_bert_are_computed(tmp_path, named):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                     intermediate_size=48, max_position_embeddings=64, hidden_act=named)  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    write_vocabulary(tmp_path)
+    with models.load(tmp_path, "cpu", precision="exact") as llm, torch.no_grad():
+        truth = model(torch.tensor([llm.tokenizer.encode(TEXTS[0])])).last_hidden_state[0].mean(0).numpy()
+        np.testing.assert_allclose(llm.embed(TEXTS[:1], normalize=False)[0], truth, atol=1e-5)
+
+
+def test_modules_that_are_not_computed_are_refused(folder, tmp_path):
+    copy = shutil.copytree(folder[0], tmp_path / "copy")
+
+    def list_modules(**kinds):
+        entries = [{"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"}
+                   for i, (kind, path) in enumerate(kinds.items())]  # fmt: skip
+        (copy / "modules.json").write_text(json.dumps(entries), encoding="utf-8")
+
+    list_modules(Transformer="", Pooling="1_Pooling", Normalize="2_Normalize")
+    assert models.open_model(copy).config.pooling == "mean"
+    for path, kinds in (("2_Dense", {"Dense": "2_Dense"}), ("3_Pooling", {"Pooling": "3_Pooling"})):
+        list_modules(Transformer="", **kinds)
+        with pytest.raises(ow.FormatError, match=rf"modules\.json: the module '{path}'"):
+            models.open_model(copy)
+    (copy / "modules.json").write_text("[1", encoding="utf-8")
+    with pytest.raises(ow.FormatError, match=r"modules\.json is no valid JSON"):
         models.open_model(copy)
 
 

@@ -15,10 +15,10 @@ models = pytest.importorskip("opweave_models")
 REFUSALS = (ow.FormatError, ow.UnknownNameError, ow.DTypeError, ow.ShapeError, OSError)
 
 
-def write_llama(path, change=lambda tensors: None):
+def write_llama(path, change=lambda tensors: None, architecture="llama"):
     """A llama of one layer as a GGUF file of some kilobytes; ``change`` is made to its tensors."""
     rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     for add, value in ((writer.add_block_count, 1), (writer.add_context_length, 64), (writer.add_embedding_length, 32),
                        (writer.add_feed_forward_length, 32), (writer.add_head_count, 2),
                        (writer.add_head_count_kv, 1), (writer.add_layer_norm_rms_eps, 1e-5)):  # fmt: skip
@@ -103,6 +103,19 @@ def test_mutated_files_are_refused_or_read(good, tmp_path):
                            "original_max_position_embeddings": 10**400}}, "original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 8}}, "short_factor"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"config\.json: quantization_config: .*'fp8'"),
+        ({"model_type": "gemma3", "text_config": {}, "quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"hidden_act": "quick_gelu"}, r"config\.json: hidden_act .*'quick_gelu'"), ({"hidden_act": [1]}, "hidden_act"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder is True"),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"model_type": "nomic_bert", "prenorm": True}, "prenorm is True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate is false"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5}, "partial_rotary"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"] * 2}, "layer_types"),
+        ({"model_type": "gemma2", "layer_types": ["chunked_attention"]}, "layer_types"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+        ({"attention_bias": 1}, "attention_bias"), ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
     ],
 )  # fmt: skip
 def test_folders_with_other_numbers_are_refused(tmp_path, changed, said):
@@ -162,6 +175,17 @@ def test_a_tensor_that_nothing_here_uses_is_named(tmp_path):
         models.open_model(tmp_path / "m.gguf")
 
 
+def test_a_missing_bias_of_qwen2_is_named(tmp_path):
+    def biased(tensors, names="qkv"):
+        tensors.update({f"blk.0.attn_{n}.bias": np.ones(32 if n == "q" else 16, np.float32) for n in names})
+
+    write_llama(tmp_path / "all.gguf", biased, "qwen2")
+    assert "blk.0.attn_k.bias" in models.open_model(tmp_path / "all.gguf").tensors
+    write_llama(tmp_path / "m.gguf", lambda tensors: biased(tensors, "qv"), "qwen2")
+    with pytest.raises(ow.FormatError, match=r"m\.gguf lacks the tensor 'blk\.0\.attn_k\.bias'"):
+        models.open_model(tmp_path / "m.gguf")
+
+
 def gguf_config(architecture="llama", **changed):
     keys = {"block_count": 4, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32, "vocab_size": 9,
             "attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5} | changed  # fmt: skip
@@ -199,7 +223,8 @@ def test_a_chat_template_that_is_none_is_left_out(tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [[1], {"name": "default"}]}', encoding="utf-8")
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 1,
-              "vocab_size": 9, "intermediate_size": 4, "max_position_embeddings": 16}  # fmt: skip
+              "vocab_size": 9, "intermediate_size": 4, "max_position_embeddings": 16,
+              "tie_word_embeddings": True}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     from safetensors.numpy import save_file
 

@@ -146,9 +146,9 @@ def test_a_cased_encoder_becomes_a_file_with_the_same_ids(tmp_path):
     shapes |= {f"embeddings.LayerNorm.{kind}": (8,) for kind in ("weight", "bias")}
     shapes |= {f"{layer}{name}.LayerNorm.{kind}": (8,) for name in ("attention.output", "output")
                for kind in ("weight", "bias")}  # fmt: skip
-    shapes |= {f"{layer}{name}.weight": (8, 8) for name in (
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-        "intermediate.dense", "output.dense")}  # fmt: skip
+    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+                 "intermediate.dense", "output.dense"):  # fmt: skip
+        shapes |= {f"{layer}{name}.weight": (8, 8), f"{layer}{name}.bias": (8,)}
     write_folder(tmp_path, shapes, config, library)
     write_gguf(tmp_path, tmp_path / "m.gguf")
     found = models.read_tokenizer(models.open_model(tmp_path / "m.gguf"))
@@ -166,7 +166,8 @@ def test_normalization_that_gguf_cannot_say_is_told(tmp_path, recwarn, normalize
     if normalizer is not None:
         library.normalizer = normalizer
     config = {"model_type": "llama", "vocab_size": len(PIECES), "hidden_size": 8, "num_hidden_layers": 1,
-              "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16}  # fmt: skip
+              "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 16,
+              "tie_word_embeddings": True}  # fmt: skip
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
              "mlp.up_proj", "mlp.down_proj")  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(PIECES), 8), "model.norm.weight": (8,)}

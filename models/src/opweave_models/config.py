@@ -72,10 +72,12 @@ class Config:
         scale: multiplies the products of queries and keys.
         score_cap, logit_cap: soft caps of these scores, and of the logits; 0: none.
         embedding_scale: multiplies the embeddings.
-        activation: of the gated feed-forward network, ``"silu"`` or ``"gelu_tanh"``; of ``bert`` ``"gelu"``.
+        activation: of the feed-forward network, ``"silu"``, ``"gelu"``, ``"gelu_tanh"`` or ``"relu"``.
         experts, experts_used: how many there are, and how many compute a token; 0: none.
         normalize_experts: the shares of the experts used add up to 1.
         pooling: of an encoder.
+        tied: the matrix of the logits may be absent, and is that of the embeddings then.
+        biases: the linear layers that have one, by GGUF's names; ``None``: those whose bias the file has.
         causal: a decoder.
     """
 
@@ -104,6 +106,8 @@ class Config:
     experts_used: int = 0
     normalize_experts: bool = True
     pooling: Pooling = "none"
+    tied: bool = True
+    biases: tuple[str, ...] | None = None
 
     @property
     def causal(self) -> bool:
@@ -242,6 +246,7 @@ def config_from_gguf(path: object, metadata: Mapping[str, Any], tensors: Mapping
         activation="gelu_tanh" if gemma else "gelu" if architecture == "bert" else "silu",
         experts=experts, experts_used=f.count("experts_used", "expert_used_count", 0, 0),
         normalize_experts=True, pooling=pooling,  # type: ignore[arg-type]
+        biases=_BIASES.get(architecture),
     ))  # fmt: skip
 
 
@@ -285,6 +290,56 @@ def _factors(path: object, tensors: Mapping[str, Any], name: str, dims: int) -> 
 
 _MODEL_TYPES: Final = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "nomic_bert": "nomic-bert"}
 
+_LLAMA: Final[Mapping[str, Any]] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN: Final = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+                "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}  # fmt: skip
+_GEMMA: Final = {
+    **_LLAMA, "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+    "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_BERT: Final = {
+    "vocab_size": 30522, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+}  # fmt: skip
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": _LLAMA,
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6},
+    "phi3": {**_LLAMA, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
+             "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+    "mixtral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2, "num_experts": 8},
+    "qwen3moe": {**_QWEN, "hidden_size": 2048, "num_hidden_layers": 24, "num_key_value_heads": 4, "num_experts": 128,
+                 "moe_intermediate_size": 768, "num_experts_per_tok": 8},
+    "bert": _BERT,
+    "nomic-bert": {**_BERT, "vocab_size": 30528, "max_position_embeddings": 2048, "hidden_act": "silu"},
+}  # fmt: skip
+"""What transformers takes for keys that a ``config.json`` leaves out."""
+
+_ONLY: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gemma2": {"use_bidirectional_attention": False}, "gemma3": {"use_bidirectional_attention": False},
+    "bert": {"is_decoder": False, "position_embedding_type": "absolute"},
+    "nomic-bert": {"activation_function": "swiglu", "causal": False, "prenorm": False, "parallel_block": False,
+                   "use_rms_norm": False, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+                   "rotary_scaling_factor": None},
+}  # fmt: skip
+"""The only values of keys that are computed here."""
+
+_ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
+                       "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}  # fmt: skip
+
+_ATTENTION: Final = ("attn_q", "attn_k", "attn_v", "attn_output")
+_BIASES: Final = {"qwen2": _ATTENTION[:3], "bert": (*_ATTENTION, "ffn_up", "ffn_down")}
+"""Linear layers that always have a bias."""
+
 
 def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: Pooling | None = None) -> Config:
     """The config that a ``config.json`` of Hugging Face's transformers describes. Errors as `config_from_gguf`.
@@ -296,9 +351,13 @@ def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: P
     """
     kind = values.get("model_type")
     if kind == "gemma3" and "text_config" in values:
-        values = {**_Fields(path, values).section("text_config"), "name": values.get("_name_or_path", "")}
+        whole = ("_name_or_path", "tie_word_embeddings", "quantization_config")
+        values = {**_Fields(path, values).section("text_config"), **{k: values[k] for k in whole if k in values}}
     architecture = _known(path, _MODEL_TYPES.get(kind, kind) if isinstance(kind, str) else kind)
+    experts_key = "num_local_experts" if "num_local_experts" in values else "num_experts"
+    values = {**_DEFAULTS[architecture], **values}
     f = _Fields(path, values)
+    _check_computed(f, architecture)
     encoder, gemma = architecture in ENCODERS, architecture.startswith("gemma")
     nomic = architecture == "nomic-bert" and "n_embd" in values
     keys = ("n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon") if nomic else (
@@ -307,57 +366,103 @@ def config_from_hugging_face(path: object, values: Mapping[str, Any], pooling: P
     layers, width, heads = (f.count(w, k) for w, k in zip(("layers", "width", "heads"), keys[:3], strict=True))
     groups = heads if encoder else f.count("groups", "num_key_value_heads", heads)
     size = f.count("size", "head_dim", max(1, width // heads))
-    experts_key = "num_local_experts" if "num_local_experts" in values else "num_experts"
     experts = f.count("experts", experts_key) if architecture in ("mixtral", "qwen3moe") else 0
     hidden = f.count("hidden", "moe_intermediate_size" if architecture == "qwen3moe" else keys[3], 4 * width)
     context = f.count("context", keys[4])
     rope, local = (None, None) if architecture == "bert" else _hugging_face_ropes(f, architecture, size, context)
-    window = f.count("context", "sliding_window", 0, 0) if values.get("sliding_window") is not None else 0
-    if architecture.startswith("qwen") and not f.flag("use_sliding_window", False):
-        window = 0
-    kinds = values.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers and architecture.startswith(("gemma", "qwen")):
-        windowed = tuple(bool(window) and kind == "sliding_attention" for kind in kinds)
-    else:
-        windowed = _windowed(architecture, layers, window, f.count("layers", "sliding_window_pattern", 0, 0) or None)
-    trained = values.get("query_pre_attn_scalar") if gemma else None
+    windowed = _hugging_face_windowed(f, architecture, layers)
     return _check(path, Config(
         architecture, str(values.get("_name_or_path") or "")[:200], layers, width, hidden, heads, groups, size,
         f.count("vocabulary", "vocab_size"), context, f.number(keys[5], 1e-12 if encoder else 1e-6), rope, local,
-        window=window, windowed=windowed,
-        scale=1 / sqrt(f.number("query_pre_attn_scalar", least=1e-6)) if trained else 1 / sqrt(size),
-        score_cap=f.number("attn_logit_softcapping", 0.0) if gemma else 0.0,
+        window=f.count("context", "sliding_window", 0, 0) if any(windowed) else 0, windowed=windowed,
+        scale=1 / sqrt(f.number("query_pre_attn_scalar", 256.0, 1e-6) if gemma else size),
+        score_cap=f.number("attn_logit_softcapping", 0.0) if architecture == "gemma2" else 0.0,
         logit_cap=f.number("final_logit_softcapping", 0.0) if gemma else 0.0,
         embedding_scale=sqrt(width) if gemma else 1.0,
-        activation="gelu_tanh" if gemma else "gelu" if architecture == "bert" else "silu",
-        experts=experts, experts_used=f.count("experts_used", "num_experts_per_tok", 2) if experts else 0,
+        activation="silu" if nomic else _activation(f, "hidden_activation" if gemma else "hidden_act"),
+        experts=experts, experts_used=f.count("experts_used", "num_experts_per_tok") if experts else 0,
         normalize_experts=f.flag("norm_topk_prob", False) if architecture == "qwen3moe" else True,
         pooling=pooling or ("mean" if encoder else "none"),
+        tied=f.flag("tie_word_embeddings", encoder or gemma), biases=_biases(f, architecture, nomic),
     ))  # fmt: skip
+
+
+def _check_computed(f: _Fields, architecture: str) -> None:
+    """Refuse what changes results, and is not computed here."""
+    for key in ("quantization_config", "compression_config"):
+        if stored := f.section(key):
+            raise FormatError(f"{f.path}: {key}: weights quantized by {stored.get('quant_method')!r:.60} are not "
+                              "supported in folders")  # fmt: skip
+    for key, only in _ONLY.get(architecture, {}).items():
+        if f.values.get(key) not in (None, only):
+            raise FormatError(f"{f.path}: {key} is {f.values[key]!r:.60}, and only {only!r} is supported")
+
+
+def _activation(f: _Fields, key: str) -> str:
+    name = f.values.get(key)
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise FormatError(f"{f.path}: {key} is one of {', '.join(_ACTIVATIONS)}, not {name!r:.60}")
+    return _ACTIVATIONS[name]
+
+
+def _biases(f: _Fields, architecture: str, nomic: bool) -> tuple[str, ...]:
+    """The linear layers that have a bias."""
+    if architecture in (*_BIASES, "phi3", "mixtral") or (architecture == "nomic-bert" and not nomic):
+        return _BIASES.get(architecture, ())
+    attention, up, down = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias") if nomic else (
+        "attention_bias", "mlp_bias", "mlp_bias")  # fmt: skip
+    found: tuple[str, ...] = _ATTENTION if f.flag(attention, nomic) else ()
+    if architecture in ("llama", "nomic-bert"):
+        found += ("ffn_up", "ffn_gate") if f.flag(up, nomic) else ()
+        found += ("ffn_down",) if f.flag(down, nomic) else ()
+    return found
+
+
+def _hugging_face_windowed(f: _Fields, architecture: str, layers: int) -> tuple[bool, ...]:
+    """Which layers have the window: as ``layer_types`` says, of those that have it; else by the architecture."""
+    window, kinds = f.count("context", "sliding_window", 0, 0), f.values.get("layer_types")
+    if architecture == "llama" or (architecture.startswith("qwen") and not f.flag("use_sliding_window", False)):
+        window = 0
+    if architecture in ("qwen2", "qwen3", "gemma2", "gemma3") and kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(
+            kind in ("sliding_attention", "full_attention") for kind in kinds
+        ):  # fmt: skip
+            raise FormatError(f"{f.path}: layer_types is sliding_attention or full_attention for each layer")
+        return tuple(bool(window) and kind == "sliding_attention" for kind in kinds)
+    if architecture in ("qwen2", "qwen3"):
+        first = f.count("layers", "max_window_layers", least=0)
+        return tuple(bool(window) and i >= first for i in range(layers))
+    pattern = f.count("layers", "sliding_window_pattern", 0, 0) if architecture == "gemma3" else 0
+    return _windowed(architecture, layers, window, pattern or None)
 
 
 def _hugging_face_ropes(f: _Fields, architecture: str, size: int, context: int) -> tuple[Rope, Rope | None]:
     """The rotary embeddings of layers that see all, and of those with a window where they differ."""
-    if architecture == "nomic-bert":
-        share = f.number("rotary_emb_fraction", 1.0, 0, 1)
-        base = f.section("rope_parameters").get(
-            "rope_theta", f.values.get("rotary_emb_base", f.values.get("rope_theta"))
-        )
-        return Rope(_Fields(f.path, {"base": base}).number("base", 10000.0, 1), int(size * share)), None
     parameters = f.section("rope_parameters")
     full = parameters.get("full_attention", parameters)
     sliding = parameters.get("sliding_attention")
-    scaling = {**f.section("rope_scaling"), **(full if isinstance(full, Mapping) else {})}
-    default = 1e6 if architecture == "gemma3" else 10000.0
-    g = _Fields(f.path, {"base": scaling.get("rope_theta", f.values.get("rope_theta", default)), **scaling})
-    share = _Fields(f.path, {**f.values, **scaling}).number("partial_rotary_factor", 1.0, 0, 1)
+    scaling = {**(full if isinstance(full, Mapping) else {}), **f.section("rope_scaling")}
+    share_key, base = "partial_rotary_factor", f.values.get("rope_theta", 1000.0)
+    if "n_embd" in f.values:
+        share_key, base = "rotary_emb_fraction", f.values.get("rotary_emb_base", f.values.get("rope_theta", 10000.0))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if architecture == "phi3" and kind in ("su", "yarn"):  # names that its first versions had
+        kind = "longrope"
+    g = _Fields(f.path, {**scaling, "base": scaling.get("rope_theta", base), "rope_type": kind})
+    share = _Fields(f.path, {**f.values, **scaling}).number(share_key, 1.0, 0, 1)
+    if architecture not in ("phi3", "nomic-bert"):  # transformers ignores it, or fails
+        if kind not in ("default", None) and share != 1:
+            raise FormatError(f"{f.path}: {share_key} is {share:g} beside a scaled rotary embedding of {architecture}")
+        share = 1.0
     dims = int(size * share)
     trained = _Fields(f.path, {**scaling, **f.values}).count("context", "original_max_position_embeddings", context)
     rope = _scaled_rope(g, g.number("base", least=1), dims, context, trained)
     if architecture != "gemma3":
         return rope, None
-    base = sliding.get("rope_theta") if isinstance(sliding, Mapping) else f.values.get("rope_local_base_freq")
-    return rope, Rope(_Fields(f.path, {"base": base}).number("base", 10000.0, 1), dims)
+    own = dict(sliding) if isinstance(sliding, Mapping) else {}
+    base = own.get("rope_theta", f.values.get("rope_local_base_freq"))
+    h = _Fields(f.path, {**own, "base": base})
+    return rope, _scaled_rope(h, h.number("base", 10000.0, 1), dims, context, trained)
 
 
 def _scaled_rope(g: _Fields, base: float, dims: int, context: int, trained: int) -> Rope:
@@ -368,11 +473,15 @@ def _scaled_rope(g: _Fields, base: float, dims: int, context: int, trained: int)
     if kind == "linear":
         return Rope(base, dims, 1 / g.number("factor", least=1e-6))
     if kind == "yarn":
-        factor = g.number("factor", least=1e-6)
-        options: dict[str, float | int] = {"original_context": trained}
-        options |= {key: g.number(key, value) for key, value in YARN.items()}
-        given = g.number("attention_factor", 0.0)
-        return Rope(base, dims, 1 / factor, options, given / (1 + 0.1 * log(factor)) if given else 1.0)
+        factor = g.number("factor", context / trained, 1e-6)
+        if not g.flag("truncate", True):
+            raise FormatError(f"{g.path}: truncate is false in the parameters of yarn, and only true is supported")
+        options: dict[str, float | int] = {"original_context": trained, "ext_factor": 1.0}
+        options |= {key: g.number(key, YARN[key]) or YARN[key] for key in ("beta_fast", "beta_slow")}
+        grown = log(max(factor, 1.0)) / 10
+        scales = g.number("mscale", 0.0), g.number("mscale_all_dim", 0.0)
+        length = (1 + scales[0] * grown) / (1 + scales[1] * grown) if all(scales) else 1 + grown
+        return Rope(base, dims, 1 / factor, options, g.number("attention_factor", length) / (1 + 0.1 * log(factor)))
     if kind == "llama3":
         return Rope(base, dims, factors=_llama3_factors(g, base, dims, trained))
     if kind == "longrope":

@@ -103,7 +103,10 @@ def feed_forward(config: Config, w: Weights, i: int, h: ow.Tensor) -> ow.Tensor:
 
 
 def gated(config: Config, up: ow.Tensor, gate: ow.Tensor) -> ow.Tensor:
-    return ow.swiglu(up, gate) if config.activation == "silu" else ow.geglu(up, gate, "tanh")
+    """up · activation(gate)."""
+    if config.activation in ("silu", "relu"):
+        return ow.swiglu(up, gate) if config.activation == "silu" else ow.reglu(up, gate)
+    return ow.geglu(up, gate, "tanh" if config.activation == "gelu_tanh" else "none")
 
 
 def mixture(config: Config, w: Weights, i: int, h: ow.Tensor) -> ow.Tensor:

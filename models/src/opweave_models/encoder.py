@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import opweave as ow
 from opweave_models.config import Config, Pooling
-from opweave_models.decoder import linear, project, rotate
+from opweave_models.decoder import gated, linear, project, rotate
 
 __all__ = ["encode"]
 
 Weights = Mapping[str, ow.Tensor]
+
+ACTIVATIONS: Final = {"gelu": ow.gelu, "gelu_tanh": ow.gelu_tanh, "relu": ow.relu, "silu": ow.silu}
 
 
 def encode(config: Config, w: Weights, tokens: ow.Tensor, mask: ow.Tensor, pooling: Pooling) -> ow.Tensor:
@@ -41,9 +44,9 @@ def encode(config: Config, w: Weights, tokens: ow.Tensor, mask: ow.Tensor, pooli
             x = norm(config, w, f"blk.{i}.attn_output_norm", x + linear(w, f"blk.{i}.attn_output", mixed))
             inner = linear(w, f"blk.{i}.ffn_up", x)
             if config.architecture == "nomic-bert":
-                inner = ow.swiglu(inner, linear(w, f"blk.{i}.ffn_gate", x))
+                inner = gated(config, inner, linear(w, f"blk.{i}.ffn_gate", x))
             else:
-                inner = ow.gelu(inner)
+                inner = ACTIVATIONS[config.activation](inner)
             x = norm(config, w, f"blk.{i}.layer_output_norm", x + linear(w, f"blk.{i}.ffn_down", inner))
     if pooling == "none":
         return x

@@ -136,9 +136,20 @@ def _open_folder(place: Path) -> ModelFile:
     path = place / "config.json"
     values = _read_json(path)
     config = config_from_hugging_face(path, values, _pooling(place))
-    found = read_tensors(place)
-    known = {name: _canonical(name, config) for name in found}
-    sources = _with_experts({new: old for old, new in known.items() if new is not None})
+    if (place / "adapter_config.json").exists():
+        raise FormatError(f"{place / 'adapter_config.json'}: adapters are not supported; merge it into the model")
+    whole = place / "model.safetensors"  # what else lies beside it, such as a GGUF file, is not the folder's model
+    alone = whole.exists() and not (place / "model.safetensors.index.json").exists()
+    found = read_tensors(whole if alone else place)
+    known = {name: new for name in found if (new := _canonical(name, config)) is not None}
+    unknown = [name for name, new in known.items() if new == name]
+    if unknown:
+        raise FormatError(f"{place}: tensor {unknown[0]!r} (one of {len(unknown)}) is none of {config.architecture}'s")
+    sources = {new: old for old, new in known.items()}
+    twice = [name for name, new in known.items() if sources[new] != name]
+    if twice:
+        raise FormatError(f"{place}: tensors {twice[0]!r} and {sources[known[twice[0]]]!r} are the same one")
+    sources = _with_experts(sources)
     tensors = _checked(place, config, found, sources)
     settings = _read_json(place / "tokenizer_config.json", optional=True)
     chat: Any = settings.get("chat_template")
@@ -196,10 +207,19 @@ def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _pooling(place: Path) -> Pooling | None:
     """What a folder of sentence-transformers says about pooling."""
+    path = place / "modules.json"
+    listed = parse_json(b'{"modules": %b}' % path.read_bytes(), str(path))["modules"] if path.exists() else []
+    for module in listed if isinstance(listed, list) else [listed]:
+        of = module if isinstance(module, Mapping) else {}
+        kind, name = str(of.get("type", module)).rpartition(".")[2], of.get("path", "")
+        if kind not in ("Transformer", "Pooling", "Normalize") or (kind == "Pooling" and name != "1_Pooling"):
+            raise FormatError(f"{path}: the module {name!r:.60} ({kind[:60]}) is not computed here")
     path = place / "1_Pooling" / "config.json"
     settings = _read_json(path, optional=True)
     chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
-    known: dict[str, Pooling] = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    chosen = chosen or ([str(settings["pooling_mode"])] if settings.get("pooling_mode") else [])
+    known: dict[str, Pooling] = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls",
+                                 "mean": "mean"}  # fmt: skip
     if len(chosen) > 1 or not known.keys() >= set(chosen):
         raise FormatError(f"{path}: tokens are pooled by {', '.join(chosen)[:100]}; here by mean or first token")
     return known[chosen[0]] if chosen else None
@@ -213,7 +233,7 @@ def expected_tensors(config: Config, names: Collection[str] = ()) -> Shapes:
     its queries, keys and values may come from one matrix."""
     width, size = config.width, config.size
     shapes: Shapes = {"token_embd.weight": ((config.vocabulary, width), False)}
-    add = _Adder(shapes)
+    add = _Adder(shapes, config.biases)
     if not config.causal:
         if config.rope is None:
             add("position_embd.weight", config.context, width)
@@ -221,7 +241,7 @@ def expected_tensors(config: Config, names: Collection[str] = ()) -> Shapes:
         add.norm("token_embd_norm", width)
     else:
         add("output_norm.weight", width)
-        add("output.weight", config.vocabulary, width, optional=True)
+        add("output.weight", config.vocabulary, width, optional=config.tied)
     q, kv = config.heads * size, config.groups * size
     for i in range(config.layers):
         add.prefix = f"blk.{i}."
@@ -243,15 +263,16 @@ def expected_tensors(config: Config, names: Collection[str] = ()) -> Shapes:
 class _Adder:
     """Adds tensors of one layer after the other."""
 
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes, self.prefix = shapes, ""
+    def __init__(self, shapes: Shapes, biases: tuple[str, ...] | None) -> None:
+        self.shapes, self.biases, self.prefix = shapes, biases, ""
 
     def __call__(self, name: str, *shape: int, optional: bool = False) -> None:
         self.shapes[self.prefix + name] = shape, optional
 
     def linear(self, name: str, out: int, into: int) -> None:
         self(f"{name}.weight", out, into)
-        self(f"{name}.bias", out, optional=True)
+        if self.biases is None or name.replace("qkv", "q") in self.biases:
+            self(f"{name}.bias", out, optional=self.biases is None)
 
     def norm(self, name: str, width: int) -> None:
         self(f"{name}.weight", width)
@@ -303,7 +324,8 @@ def _checked(place: Path, config: Config, found: Mapping[str, Any], sources: Map
         if name not in sources:
             if optional:
                 continue
-            raise FormatError(f"{place} lacks the tensor {name!r} of shape {list(shape)}, "
+            also = " (lm_head.weight)" if name == "output.weight" else ""  # the matrix of embeddings is not it
+            raise FormatError(f"{place} lacks the tensor {name!r}{also} of shape {list(shape)}, "
                               f"which {config.architecture} needs")  # fmt: skip
         source = sources[name]
         stored = entries.shape(source)
@@ -410,16 +432,19 @@ _EXPERT_PARTS: Final = {
 }
 _LAYER: Final = re.compile(r"(?:encoder\.)?layers?\.(\d{1,4})\.(.+)\.(weight|bias)$")
 _PREFIX: Final = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:bert\.)?")
+_UNUSED: Final = re.compile(r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids)$|vision_tower\.|multi_modal_projector\."
+                            r"|pooler\.|cls\.")  # fmt: skip
+"""What transformers computes anew, an encoder of pictures, and heads of encoders that embeddings do not need."""
 
 
 def _canonical(name: str, config: Config) -> str | None:
-    """GGUF's name for a tensor of a folder; ``None``: it belongs to another part, such as an encoder of pictures."""
+    """GGUF's name for a tensor of a folder, which stays as it is where there is none; ``None``: no result needs it."""
     short = _PREFIX.sub("", name)
-    if short in _WHOLE:
-        return _WHOLE[short]
+    if short in _WHOLE or _UNUSED.match(short):
+        return _WHOLE.get(short)
     layer = _LAYER.match(short)
     if layer is None:
-        return None
+        return name
     number, part, kind = layer.groups()
     expert = _EXPERT.match(part)
     if expert is not None:
@@ -428,4 +453,4 @@ def _canonical(name: str, config: Config) -> str | None:
         known: str | None = "post_attention_norm" if config.architecture.startswith("gemma") else "ffn_norm"
     else:
         known = _PARTS.get(part)
-    return None if known is None else f"blk.{number}.{known}.{kind}"
+    return name if known is None else f"blk.{number}.{known}.{kind}"

@@ -94,7 +94,7 @@ def _adjacent(config: Config, name: str, value: Any) -> Any:
 def _check_same(opened: ModelFile, target: Path) -> None:
     """Refuse a file that says something else than its source, because GGUF has no key for it."""
     written = open_model(target).config
-    ignored = ("name", "adjacent")
+    ignored = ("name", "adjacent", "tied", "biases")
     for field in fields(Config):
         was, now = getattr(opened.config, field.name), getattr(written, field.name)
         if field.name not in ignored and was != now and not _near(was, now):
