@@ -155,8 +155,12 @@ def _open_folder(place: Path) -> ModelFile:
     chat: Any = settings.get("chat_template")
     if isinstance(chat, list):  # several, by name
         chat = next((e.get("template") for e in chat if isinstance(e, Mapping) and e.get("name") == "default"), None)
-    if (place / "chat_template.jinja").exists():
-        chat = (place / "chat_template.jinja").read_text(encoding="utf-8")
+    own = place / "chat_template.jinja"
+    if own.exists():
+        try:
+            chat = own.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{own} is no UTF-8: {error}") from None
     generation = _read_json(place / "generation_config.json", optional=True)
     ends = generation.get("eos_token_id", values.get("eos_token_id"))
     listed = ends if isinstance(ends, list) else [ends]
