@@ -237,7 +237,7 @@ def test_a_chat_template_that_is_none_is_left_out(tmp_path):
     save_file({**tensors, "model.embed_tokens.weight": np.zeros((9, 4), np.float32)}, tmp_path / "model.safetensors")
     assert models.open_model(tmp_path).chat_template is None
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match=r"chat_template\.jinja is no UTF-8"):
+    with pytest.raises(ow.errors.FormatError, match=r"chat_template\.jinja is no UTF-8"):
         models.open_model(tmp_path)
 
 
