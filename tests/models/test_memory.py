@@ -115,12 +115,12 @@ def test_half_weights_that_a_device_widens_are_counted(device, tmp_path):
             assert share.total <= 1.1 * (use.weights + use.states + use.temporaries)
 
 
-@pytest.mark.parametrize("context", [64, 2048])
+@pytest.mark.parametrize(("context", "kv"), [(64, "f16"), (2048, "f16"), (2048, "f32"), (2048, "q8_0")])
 @pytest.mark.parametrize("device", DEVICES)
-def test_attention_over_a_long_context_is_counted(device, context, tmp_path):
+def test_attention_over_a_long_context_is_counted(device, context, kv, tmp_path):
     available(device)
-    make_folder("llama", tmp_path, max_position_embeddings=2048)
-    with models.load(tmp_path, device, context=context) as llm:
+    make_folder("llama", tmp_path, max_position_embeddings=2048, head_dim=64)
+    with models.load(tmp_path, device, context=context, kv=kv) as llm:
         tokens, one = np.zeros((1, min(context, 512)), np.int64), np.zeros((1, 1), np.int64)
         use = llm.step.program(tokens, tokens, tokens, one, np.zeros(1, np.int64), context).memory[device]
         assert use.temporaries <= llm.plan.shares[0].compute

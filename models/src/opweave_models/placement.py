@@ -186,7 +186,7 @@ def plan_placement(
     caches = [cache_bytes(file, i, context, sequences, kv) if config.causal else 0 for i in range(config.layers)]
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
     needs = cache(partial(_needs, rough, max(1, config.experts_used)))
-    base = {name: compute_bytes(file, ow.device(name), context, chunk, sequences, kv) for name in named}
+    base = {name: compute_bytes(file, ow.device(name), context, chunk, sequences, kv, rough) for name in named}
     compute = {
         name: n + max(scratch, *(each for _, (_, _, each) in _products(file, name, sizes, chunk, needs)))
         for name, (n, scratch) in base.items()
@@ -230,7 +230,7 @@ def cache_bytes(file: ModelFile, layer: int, context: int, sequences: int, kv: s
 
 
 def compute_bytes(
-    file: ModelFile, device: Device, context: int, chunk: int, sequences: int, kv: str
+    file: ModelFile, device: Device, context: int, chunk: int, sequences: int, kv: str, precision: Precision
 ) -> tuple[int, int]:
     """Bytes of temporary values while ``chunk`` tokens of a prompt are computed: those of a layer that live at one
     time, the mask, and the logits; and of scratch memory of attention beside them."""
@@ -244,11 +244,12 @@ def compute_bytes(
     )  # fmt: skip
     signature = ow.attention(q, k, k, mask).signature
     assert signature is not None
-    attention = 8 * tokens * (config.heads + config.groups) * config.size
+    decoded = context if dtype.is_quantized else 0  # keys and values in blocks are decoded for a product
+    attention = 8 * (tokens * (config.heads + config.groups) + decoded * config.groups) * config.size
     network = 4 * tokens * used * max(3 * hidden, hidden + width, 2 * width)
     rest = 4 * tokens * (2 * width + context) + 8 * max(1, sequences) * config.vocabulary
     most = max(attention, network)
-    return most + rest, max(0, attention + ask(device, signature).workspace - most)
+    return most + rest, max(0, attention + ask(device, signature.at(precision, frozenset())).workspace - most)
 
 
 def with_copies(
