@@ -3,12 +3,15 @@ are saved, sampling by seed, stop strings, steps that build nothing."""
 
 from __future__ import annotations
 
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import opweave as ow
 from opweave.tracing import TRACE
@@ -524,3 +527,45 @@ def test_five_hundred_steps_trace_build_and_allocate_nothing(folders, device, mo
             assert llm.decoder_cache().lengths[one.sequence] == 251
     assert not traced.count
     assert not {"alloc", "build"} & set(events)
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["models", "plan", "MODEL", "--context", "0"], "context is a number"),
+        (["models", "plan", "MODEL", "--split", "inf"], "split has a number"),
+        (["models", "plan", "MODEL", "--memory", "cpu=" + "9" * 400], "memory is a number"),
+        (["generate", "MODEL", "-p", "in", "--schema", "BAD"], "UTF-8"),
+        (["chat", "MODEL", "--template", "BAD"], "UTF-8"),
+        (["serve-model", "MODEL", "--port", "65536"], "--port"),
+        (["serve-model", "MODEL", "--port", "-1"], "--port"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_commands_refuse_what_they_cannot_read(folders, tmp_path, command, says):
+    """Errors of opweave, which its command line prints, or wrong calls."""
+    (tmp_path / "bad").write_bytes(b"\xff\xfe")
+    done = called(
+        [{"MODEL": str(folders["llama"][0]), "BAD": str(tmp_path / "bad")}.get(each, each) for each in command]
+    )
+    assert done.exit_code
+    assert isinstance(done.exception, (ow.OpweaveError, SystemExit))
+    assert says in f"{done.exception} {done.output}"
+
+
+def test_a_plan_of_weights_that_will_be_rounded(folders):
+    planned = [called(["models", "plan", str(folders["llama"][0]), "--devices", "cpu", "--json", *options])
+               for options in ([], ["--quantize", "f16"])]  # fmt: skip
+    whole, half = (json.loads(done.stdout)["devices"][0]["weights"] for done in planned)
+    assert half < 0.6 * whole
+
+
+def called(command):
+    from opweave_models import commands
+
+    app = typer.Typer()
+    commands.add(app)
+    return CliRunner().invoke(app, command)

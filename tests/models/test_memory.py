@@ -98,6 +98,34 @@ def test_more_copies_are_made_where_they_are_asked_for(path):
     assert few.total < many.total
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_half_weights_that_a_device_widens_are_counted(device, tmp_path):
+    """The output matrix is the largest one, of a step of one token too."""
+    available(device)
+    make_folder("llama", tmp_path, hidden_size=256, vocab_size=32000)
+    with models.load(tmp_path, device, context=64, quantize="f16") as llm, llm.session() as session:
+        session.feed(list(range(5, 40)))
+        session.logits()
+        (share,) = llm.plan.shares
+        batch = np.zeros((1, 1), np.int64)
+        for tokens in (np.zeros((1, 64), np.int64), batch):
+            use = llm.step.program(tokens, tokens, tokens, batch, np.zeros(1, np.int64), 64).memory[device]
+            assert use.temporaries <= share.compute
+        if device == "opencl:0":
+            assert share.total <= 1.1 * (use.weights + use.states + use.temporaries)
+
+
+@pytest.mark.parametrize(("context", "kv"), [(64, "f16"), (2048, "f16"), (2048, "f32"), (2048, "q8_0")])
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_over_a_long_context_is_counted(device, context, kv, tmp_path):
+    available(device)
+    make_folder("llama", tmp_path, max_position_embeddings=2048, head_dim=64)
+    with models.load(tmp_path, device, context=context, kv=kv) as llm:
+        tokens, one = np.zeros((1, min(context, 512)), np.int64), np.zeros((1, 1), np.int64)
+        use = llm.step.program(tokens, tokens, tokens, one, np.zeros(1, np.int64), context).memory[device]
+        assert use.temporaries <= llm.plan.shares[0].compute
+
+
 @pytest.mark.parametrize("wrong", ["foo", None, 5])
 def test_a_plan_takes_no_precision_that_there_is_not(path, wrong):
     with pytest.raises(ow.UnknownNameError):
@@ -138,3 +166,41 @@ def test_pages_that_were_copied_are_let_go_of(path, device, copied):
     assert size > 1 << 20
     assert released == 0
     assert after_prompt < size // 4 if copied else after_prompt > size // 2
+
+
+WRONG = [
+    ({"context": 0}, ow.BoundsError), ({"context": -5}, ow.BoundsError), ({"context": 257}, ow.BoundsError),
+    ({"sequences": 0}, ow.BoundsError), ({"sequences": 1025}, ow.BoundsError), ({"kv": "i32"}, ow.DTypeError),
+    ({"kv": "q4_k"}, ow.LayoutError), ({"kv": "nope"}, ow.UnknownNameError), ({"quantize": "i32"}, ow.DTypeError),
+    ({"devices": 5}, ow.SchedulerError), ({"devices": None}, ow.SchedulerError),
+    ({"devices": [None]}, ow.UnknownNameError), ({"devices": [5]}, ow.UnknownNameError),
+    *[({"split": split}, ow.BoundsError) for split in (
+        "1", 5, ["1"], [], [np.inf], [np.nan], [10**400], [-1], [0], [1e308]
+    )],
+    ({"devices": ["cpu", "host"], "split": [1e308, 1e308]}, ow.BoundsError),
+    ({"memory": "20GiB"}, ow.SchedulerError), ({"memory": ["20GiB"]}, ow.SchedulerError),
+    ({"memory": {"cpu": "9" * 400}}, ow.BoundsError), ({"repack": "9" * 400}, ow.BoundsError),
+    ({"patterns": ["cpu"]}, ow.SchedulerError), ({"patterns": {5: "cpu"}}, ow.SchedulerError),
+    ({"patterns": {"zzz": "nope"}}, ow.UnknownNameError), ({"experts": "nope"}, ow.UnknownNameError),
+    ({"experts": 5}, ow.UnknownNameError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error"), WRONG, ids=lambda value: str(value)[:40])
+def test_plans_refuse_what_loading_refuses(path, options, error):
+    for call in (models.plan_placement, models.load):
+        with pytest.raises(error):
+            call(models.open_model(path), **{"devices": "cpu", "context": 64, **options})
+
+
+@pytest.mark.parametrize("options", [{"split": [1]}, {"split": [1], "memory": {"host": "1GiB"}}, {}])
+def test_budgets_are_checked_whoever_names_a_device(path, options, monkeypatch):
+    monkeypatch.setattr(placement, "_budget", lambda name: 10_000)
+    with pytest.raises(ow.AllocationError):
+        models.plan_placement(models.open_model(path), "cpu", context=64, patterns={"blk.0.*": "host"}, **options)
+
+
+def test_terabytes_are_memory():
+    assert [placement.parse_bytes(text) for text in ("1TiB", "2 tb", "1.5T", "3ti")] == [
+        1 << 40, 2 * 10**12, 15 * 10**11, 3 << 40
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ from rich.text import Text
 import opweave as ow
 from opweave.cli.options import Json, writable_file
 from opweave.cli.output import Row, plain, print_json, print_rows
-from opweave.errors import AllocationError, BoundsError, Unavailable
+from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
 from opweave.units import human_bytes
 from opweave_models.files import open_model
 from opweave_models.model import Model, load
@@ -92,7 +92,14 @@ def _placement(
 
 
 def _template(given: str | None) -> str | None:
-    return Path(given).read_text(encoding="utf-8") if given is not None and os.path.isfile(given) else given
+    return _text(Path(given)) if given is not None and os.path.isfile(given) else given
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise FormatError(f"{path} is no text in UTF-8: {error}") from None
 
 
 def _piece(text: str) -> None:
@@ -137,11 +144,11 @@ def generate(
     """Continue a text with a model."""
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    held = None if schema is None else _text(schema)
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
-        held = None if schema is None else schema.read_text(encoding="utf-8")
         _written(model.generate(text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), schema=held))
         _report(model)
 
@@ -222,15 +229,15 @@ def info(file: File, as_json: Json = False) -> None:
 def plan(
     file: File, devices: Devices = "auto", context: Context = None, kv: KV = "f16", memory: Memory = None,
     split: Split = None, experts: Experts = None, place: Place = None, precision: Precision = "int8",
-    repack: Repack = None,
+    quantize: Quantize = None, repack: Repack = None,
     sequences: Annotated[int, typer.Option("--sequences", help="How many sequences at a time.")] = 1,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Where a model would go, and what it would take: nothing is loaded."""
     opened = open_model(file)
     made: Plan = plan_placement(
-        opened, devices, context=context or min(4096, opened.config.context), sequences=sequences, kv=kv,
-        repack=repack, precision=precision, **_placement(memory, split, experts, place),
+        opened, devices, context=min(4096, opened.config.context) if context is None else context, sequences=sequences,
+        kv=kv, quantize=quantize, repack=repack, precision=precision, **_placement(memory, split, experts, place),
     )  # fmt: skip
     if as_json:
         rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "copies": s.copies, "cache": s.cache,
@@ -339,7 +346,7 @@ def serve_model(
     queue: Annotated[int, typer.Option("--queue", help="Requests that may wait.")] = 16,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 300.0,
     host: Annotated[str, typer.Option("--host", help="Another address than 127.0.0.1 needs a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port")] = 8080,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
     key: Annotated[str | None, typer.Option("--key", envvar="OPWEAVE_MODEL_KEY", help="What clients send.")] = None,
 ) -> None:  # fmt: skip
     """Serve a model as OpenAI's endpoints (chat, completions, embeddings, models), with a page to chat."""

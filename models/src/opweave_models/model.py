@@ -25,8 +25,8 @@ from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Config, Pooling
 from opweave_models.decoder import decode
 from opweave_models.encoder import encode
-from opweave_models.files import ModelFile, open_model, rounded, stored_type
-from opweave_models.placement import Plan, plan_placement
+from opweave_models.files import ModelFile, open_model, rounded
+from opweave_models.placement import Plan, loaded_type, plan_placement
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
 
@@ -87,21 +87,9 @@ def load(
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
     file = path if isinstance(path, ModelFile) else open_model(path)
     length = min(file.config.context, 4096) if context is None else context
-    if not isinstance(length, int) or not 1 <= length <= file.config.context:
-        raise BoundsError(f"context is a number of tokens from 1 to {file.config.context:,}, for which this model was "
-                          f"made, not {context!r:.60}")  # fmt: skip
-    if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
-        raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
-    planned = file
-    if quantize is not None:
-        kinds = {name: _loaded_type(name, value, quantize) for name, value in file.tensors.items()}
-        planned = replace(file, tensors={
-            name: value if kinds[name] is None else ow.input(name, value.shape, kinds[name])
-            for name, value in file.tensors.items()
-        })  # fmt: skip
     plan = plan_placement(
-        planned, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
-        experts=experts, patterns=patterns, repack=repack, precision=precision,
+        file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
+        experts=experts, patterns=patterns, repack=repack, precision=precision, quantize=quantize,
     )  # fmt: skip
     return Model(file, plan, precision, quantize, template, pooling)
 
@@ -649,11 +637,6 @@ def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
         return dict(file.tensors)
     made: dict[str, Any] = {}
     for name in shown(list(file.tensors), "quantizing"):
-        kind = _loaded_type(name, file.tensors[name], quantize)
+        kind = loaded_type(name, file.tensors[name], quantize)
         made[name] = file.tensors[name] if kind is None else rounded(name, file.tensors[name], kind)
     return made
-
-
-def _loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
-    """The type that a tensor is rounded to while it is loaded; ``None``: it stays, as those in blocks do."""
-    return None if isinstance(value, ow.Blocks) else stored_type(name, value, ow.as_dtype(quantize))

@@ -7,12 +7,14 @@ embedding goes to the first, the output to the last one that has layers. Nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import inf
 from typing import Any, Final
+
+import numpy as np
 
 import opweave as ow
 from opweave.contract import BufferType, Device
@@ -21,7 +23,7 @@ from opweave.graph.precision import Precision, check_precision
 from opweave.scheduler.place.support import ask
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
-from opweave_models.files import ModelFile, nbytes_of
+from opweave_models.files import ModelFile, nbytes_of, rounded, stored_type
 
 __all__ = ["Plan", "Share", "parse_bytes", "plan_placement"]
 
@@ -35,7 +37,12 @@ TOKENIZER: Final = 320
 """Bytes that the library ``tokenizers`` takes for each token of a vocabulary: its text twice, in tables that are half
 empty, and its merges."""
 
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS: Final = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+
+Needs = tuple[BufferType | None, int, int]
+"""The kind of memory to which a scheduler copies a weight, bytes of the copy, and those of scratch without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +116,11 @@ class Plan:
 
 def parse_bytes(text: str | int) -> int:
     """Bytes from ``20GiB``, ``500 MB`` or a number. Raises `BoundsError` for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi)?b?", str(text).strip().lower())
-    if match is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", str(text).strip().lower(), re.ASCII)
+    count = inf if match is None else float(match[1]) * _UNITS[match[2] or ""]
+    if count == inf:
         raise BoundsError(f"memory is a number of bytes, such as 20GiB or 500MB, not {text!r:.60}")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return int(count)
 
 
 def plan_placement(
@@ -129,6 +137,7 @@ def plan_placement(
     patterns: Mapping[str, str] | None = None,
     repack: int | str | None = None,
     precision: Any = "int8",
+    quantize: str | None = None,
 ) -> Plan:
     """A plan for a model, before any of it is loaded.
 
@@ -138,55 +147,76 @@ def plan_placement(
         context, sequences, kv: how large the caches are.
         chunk: tokens of a prompt that are computed at a time.
         memory: device -> its budget, such as ``{"torch:cuda:0": "20GiB"}``; else nine tenths of what is free.
-        split: how many layers each device gets, as proportions; budgets are only checked then.
+        split: how many layers each device gets, as proportions, where budgets allow that.
         experts: the device for the weights of all experts.
         patterns: glob patterns of weights -> device, which count before everything else. Patterns that match nothing
             are no error.
-        repack, precision: as of `load`.
+        repack, precision, quantize: as of `load`.
 
     Raises:
-        AllocationError: the devices together cannot hold the model.
-        UnknownNameError: a device or precision that does not exist, or a budget for one that is not used.
-        BoundsError, SchedulerError: numbers or options that do not fit.
+        AllocationError: the devices together cannot hold the model, or one of them its part.
+        UnknownNameError: a device, dtype or precision that does not exist, or a budget for a device that is not used.
+        BoundsError, DTypeError, LayoutError, SchedulerError: numbers, dtypes or options that do not fit.
     """
-    names = _devices(devices)
     config = file.config
+    if not isinstance(context, int) or not 1 <= context <= config.context:
+        raise BoundsError(f"context is a number of tokens from 1 to {config.context:,}, for which this model was made, "
+                          f"not {context!r:.60}")  # fmt: skip
+    if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
+        raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
+    if config.causal:
+        ow.KVCache(1, 1, 1, config.groups, config.size, kv)  # refuses dtypes, without memory
+    if quantize is not None:
+        wanted = ow.as_dtype(quantize)
+        rounded("", np.zeros((1, wanted.block), np.float32), wanted)
+        kinds = {name: loaded_type(name, value, quantize) for name, value in file.tensors.items()}
+        file = replace(file, tensors={
+            name: value if kinds[name] is None else ow.input(name, value.shape, kinds[name])
+            for name, value in file.tensors.items()
+        })  # fmt: skip
+    names = _devices(devices)
     sizes = {name: nbytes_of(file.tensors[name]) for name in file.tensors}
-    forced = _forced(sizes, patterns or {}, experts)
-    named = list(dict.fromkeys([*names, *(_name(device) for device in forced.values())]))
-    given = {_name(device): parse_bytes(value) for device, value in (memory or {}).items()}
+    forced = _forced(sizes, _mapping("patterns", patterns), experts)
+    named = list(dict.fromkeys([*names, *forced.values()]))
+    given = {_name(device): parse_bytes(value) for device, value in _mapping("memory", memory).items()}
     for name in given:
         if name not in named:
             raise UnknownNameError("device", name, named, "It has a budget, and the model does not use it.")
     budgets = {name: given[name] if name in given else _budget(name) for name in named}
     caches = [cache_bytes(file, i, context, sequences, kv) if config.causal else 0 for i in range(config.layers)]
-    compute = compute_bytes(file, context, chunk, sequences)
+    rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
+    needs = cache(partial(_needs, rough, max(1, config.experts_used)))
+    base = {name: compute_bytes(file, ow.device(name), context, chunk, sequences, kv, rough) for name in named}
+    compute = {
+        name: n + max(scratch, *(each for _, (_, _, each) in _products(file, name, sizes, chunk, needs)))
+        for name, (n, scratch) in base.items()
+    }
     own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
            for i in range(config.layers)]  # fmt: skip
     ends = {"first": _outside(sizes, forced, output=False), "last": _outside(sizes, forced, output=True)}
     taken = dict.fromkeys(named, 0)
     for name, device in forced.items():
-        taken[_name(device)] += sizes[name]
+        taken[device] += sizes[name]
     layers = (
         _by_proportion(names, split, config.layers) if split is not None
         else _by_memory(names, budgets, taken, [n + cache for n, cache in zip(own, caches, strict=True)], ends, compute)
     )  # fmt: skip
     placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes}
-    placed |= {name: _name(device) for name, device in forced.items()}
+    placed |= forced
     used = [name for name in named if name in placed.values()]
     limit = None if repack is None else parse_bytes(repack)
-    rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
     shares = tuple(
         with_copies(file, Share(
             name, tuple(i for i, device in enumerate(layers) if device == name),
             sum(n for tensor, n in sizes.items() if placed[tensor] == name),
-            sum(n for n, device in zip(caches, layers, strict=True) if device == name), compute, budgets[name],
-        ), [tensor for tensor in sizes if placed[tensor] == name], limit, rough, chunk) for name in used
+            sum(n for n, device in zip(caches, layers, strict=True) if device == name), base[name][0], budgets[name],
+        ), [tensor for tensor in sizes if placed[tensor] == name], limit, needs, chunk, base[name][1]) for name in used
     )  # fmt: skip
     for share in shares:
-        least = share.weights + share.cache + compute
-        if least > given.get(share.device, least):
-            raise AllocationError(share.device, least, given[share.device], "by the budget that was given")
+        least = share.weights + share.cache + share.compute
+        if share.budget is not None and least > share.budget:
+            why = "that was given" if share.device in given else "of nine tenths of what is free; memory= gives another"
+            raise AllocationError(share.device, least, share.budget, f"by the budget {why}")
     return Plan(shares, placed if len(shares) > 1 else {}, tuple(layers), context, sequences, kv,
                 TOKENIZER * config.vocabulary)  # fmt: skip
 
@@ -199,13 +229,27 @@ def cache_bytes(file: ModelFile, layer: int, context: int, sequences: int, kv: s
     return 2 * (elements // dtype.block) * dtype.itemsize
 
 
-def compute_bytes(file: ModelFile, context: int, chunk: int, sequences: int) -> int:
+def compute_bytes(
+    file: ModelFile, device: Device, context: int, chunk: int, sequences: int, kv: str, precision: Precision
+) -> tuple[int, int]:
     """Bytes of temporary values while ``chunk`` tokens of a prompt are computed: those of a layer that live at one
-    time, the mask, and the logits."""
+    time, the mask, and the logits; and of scratch memory of attention beside them."""
     config, tokens = file.config, min(chunk, context)
-    used = max(1, config.experts_used)
-    rows = 4 * config.width + 2 * (config.heads + config.groups) * config.size + 3 * used * config.hidden
-    return 4 * tokens * rows + tokens * context + 8 * max(1, sequences) * config.vocabulary
+    used, hidden, width = max(1, config.experts_used), config.hidden, config.width
+    dtype = ow.as_dtype(kv)
+    q, k, mask = (
+        ow.input("x", shape, dtype if dtype.is_float else "f32")
+        for shape in ((1, config.heads, tokens, config.size), (1, config.groups, context, config.size),
+                      (1, 1, tokens, context))
+    )  # fmt: skip
+    signature = ow.attention(q, k, k, mask).signature
+    assert signature is not None
+    decoded = context if dtype.is_quantized else 0  # keys and values in blocks are decoded for a product
+    attention = 8 * (tokens * (config.heads + config.groups) + decoded * config.groups) * config.size
+    network = 4 * tokens * used * max(3 * hidden, hidden + width, 2 * width)
+    rest = 4 * tokens * (2 * width + context) + 8 * max(1, sequences) * config.vocabulary
+    most = max(attention, network)
+    return most + rest, max(0, attention + ask(device, signature.at(precision, frozenset())).workspace - most)
 
 
 def with_copies(
@@ -213,32 +257,26 @@ def with_copies(
     share: Share,
     names: Sequence[str],
     limit: float | None,
-    precision: Precision,
+    needs: Callable[..., Needs],
     chunk: int,
+    least: int,
 ) -> Share:
-    """A share with the copies of its weights that the scheduler makes within ``limit``, and the scratch memory of
-    products with the others; ``None``: the limit that keeps a decoder within `BOUND`, where no environment variable
-    gives another one; of an encoder all."""
-    device, tied = ow.device(share.device), "output.weight" not in file.tensors
+    """A share with the copies of its weights that the scheduler makes within ``limit``, and the scratch memory, at
+    least so much, of products with the others; ``None``: the limit that keeps a decoder within `BOUND`, where no
+    environment variable gives another one; of an encoder all."""
+    device = ow.device(share.device)
     usual = repack_limit(None, device)
     if limit is None and (usual < inf or not file.config.causal):
         limit = usual
     most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
-    ask_once = cache(partial(_copied, device, precision))
-    steps: list[tuple[str, BufferType | None, int, int]] = []  # with bytes of the copy, and of scratch without it
-    for tokens in (chunk, 1):  # programs of prompts, and of single tokens
-        for name in sorted(names, key=lambda name: _is_output(name, tied)):
-            value = file.tensors[name]
-            if len(value.shape) == 2 and (name != "token_embd.weight" or tied):
-                rows = 1 if _is_output(name, tied) else tokens
-                steps.append((name, *ask_once(ow.as_dtype(value.dtype), value.shape, rows)))
+    steps = _products(file, share.device, names, chunk, needs)
 
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType], int] = {}
-        left, most_scratch = limit, 0
-        for name, kind, size, scratch in steps:
+        left, most_scratch = limit, least
+        for name, (kind, size, scratch) in steps:
             if kind is None or ((name, kind) not in made and size > left):
                 most_scratch = max(most_scratch, scratch)
             elif (name, kind) not in made:
@@ -249,20 +287,43 @@ def with_copies(
 
     if limit is not None:
         return within(limit)
-    low, high = 0, 1 + sum(size for _, _, size, _ in steps)
+    low, high = 0, 1 + sum(size for _, (_, size, _) in steps)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)
     return within(low)
 
 
-def _copied(
-    device: Device, precision: Precision, dtype: ow.DType, shape: tuple[int, int], rows: int
-) -> tuple[BufferType | None, int, int]:
-    """The kind of memory to which a scheduler copies a weight for products with so many rows, bytes of the copy, and
-    those of scratch memory without it."""
-    w = ow.input("w", shape, dtype)
-    signature = ow.linear(ow.input("x", (1, rows, shape[1])), w).signature
+def _products(
+    file: ModelFile, device: str, names: Iterable[str], chunk: int, needs: Callable[..., Needs]
+) -> list[tuple[str, Needs]]:
+    """The weights that a device multiplies with, in programs of prompts and of single tokens, with what that needs."""
+    found, steps, tied = ow.device(device), [], "output.weight" not in file.tensors
+    for tokens in (chunk, 1):
+        for name in sorted(names, key=lambda name: _is_output(name, tied)):
+            value = file.tensors[name]
+            if len(value.shape) > 1 and (name != "token_embd.weight" or tied):
+                rows = 1 if _is_output(name, tied) else tokens
+                steps.append((name, needs(found, ow.as_dtype(value.dtype), value.shape, rows)))
+    return steps
+
+
+def _needs(
+    precision: Precision, experts: int, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int
+) -> Needs:
+    """What products of so many rows with a weight need on a device."""
+    x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
+    if len(shape) == 2:
+        product = ow.linear(x, w)
+    elif len(shape) == 3 and dtype.is_half:
+        product = ow.expert_linear(x, w, ow.input("ids", (rows, experts), "i64"))
+    else:
+        return None, 0, 0
+    if dtype.is_half:  # it is widened for the product, unless the device does both at once: only a plan tells
+        with ow.Scheduler(list({device.name: 0, "host": 0}), precision=precision) as scheduler:
+            use = scheduler.partition(product).memory.get(device.name)
+        return None, 0, 0 if use is None else max(0, use.temporaries - product.nbytes - x.nbytes)
+    signature = product.signature
     assert signature is not None
     constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
     copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
@@ -270,11 +331,24 @@ def _copied(
     return copied, 0 if copied is None else copied.alloc_size(w), scratch
 
 
-def _name(device: str) -> str:
-    return ow.device(device).name
+def loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
+    """The type that a tensor is rounded to while it is loaded; ``None``: it stays, as those in blocks do."""
+    return None if isinstance(value, ow.Blocks) else stored_type(name, value, ow.as_dtype(quantize))
+
+
+def _mapping(what: str, given: Any) -> Mapping[str, Any]:
+    if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
+        raise SchedulerError(f"{what} is a dictionary with names as keys, not {given!r:.60}")
+    return given or {}
+
+
+def _name(device: Any) -> str:
+    return ow.device(str(device)).name
 
 
 def _devices(devices: Sequence[str] | str) -> list[str]:
+    if not isinstance(devices, Iterable):
+        raise SchedulerError(f"devices are names, such as ['cpu'], not {devices!r:.60}")
     if devices != "auto":
         given = devices.split(",") if isinstance(devices, str) else list(devices)
         names = list(dict.fromkeys(_name(device) for device in given))
@@ -293,8 +367,9 @@ def _budget(name: str) -> int | None:
 
 
 def _forced(sizes: Mapping[str, int], patterns: Mapping[str, str], experts: str | None) -> dict[str, str]:
-    """Weights whose device was chosen by the caller."""
+    """Weights whose device was chosen by the caller. Devices of patterns that match nothing are looked up too."""
     every = {**patterns, **({} if experts is None else {"*_exps.weight": experts})}
+    every = {pattern: _name(device) for pattern, device in every.items()}
     found: dict[str, str] = {}
     for name in sizes:
         device = next((device for pattern, device in every.items() if fnmatchcase(name, pattern)), None)
@@ -321,21 +396,24 @@ def _home(name: str, layers: Sequence[str], has_output: bool) -> str:
     return layers[-1] if _is_output(name, not has_output) else layers[0]
 
 
-def _by_proportion(names: Sequence[str], split: Sequence[float], layers: int) -> list[str]:
-    if len(split) != len(names) or min(split) < 0 or not sum(split) > 0:
-        raise BoundsError(f"split has a number from 0 on for each of {len(names)} devices, not {tuple(split)!r:.60}")
+def _by_proportion(names: Sequence[str], given: Any, layers: int) -> list[str]:
+    split = list(given) if isinstance(given, Iterable) else []
+    numbers = all(isinstance(n, int | float | np.integer | np.floating) and 0 <= n <= 1e30 for n in split)
+    if len(split) != len(names) or not numbers or not sum(split) > 0:
+        raise BoundsError(f"split has a number from 0 to 1e30 for each of {len(names)} devices, one of them above 0, "
+                          f"not {given!r:.60}")  # fmt: skip
     ends = [round(layers * sum(split[: i + 1]) / sum(split)) for i in range(len(split))]
     return [names[next(j for j, end in enumerate(ends) if i < end)] for i in range(layers)]
 
 
 def _by_memory(
     names: Sequence[str], budgets: Mapping[str, int | None], taken: Mapping[str, int], layers: Sequence[int],
-    ends: Mapping[str, int], compute: int,
+    ends: Mapping[str, int], compute: Mapping[str, int],
 ) -> list[str]:  # fmt: skip
     """Each device in turn takes as many layers as fit; the last one that is needed also has room for the output."""
     result: list[str] = []
     for j, name in enumerate(names):
-        budget, used = budgets[name], taken[name] + compute + (ends["first"] if not result else 0)
+        budget, used = budgets[name], taken[name] + compute[name] + (ends["first"] if not result else 0)
         rest = sum(layers[len(result) :]) + ends["last"]
         if budget is None or used + rest <= budget:
             return [*result, *[name] * (len(layers) - len(result))]
@@ -344,7 +422,7 @@ def _by_memory(
             used += layers[len(result)]
             result.append(name)
     name = names[-1]
-    needed = taken[name] + compute + sum(layers[len(result) :]) + ends["last"]
+    needed = taken[name] + compute[name] + sum(layers[len(result) :]) + ends["last"]
     raise AllocationError(
         name, needed, budgets[name],
         f"{len(layers) - len(result)} layers are left for it; use a smaller context, a smaller type of keys and values "
