@@ -22,6 +22,7 @@ __all__ = ["Grant", "Session", "numbers_of"]
 
 
 _GRANTS_KEPT: Final = 4096
+_LEAVING: Final = 1.0  # seconds
 _FRESH: Final = 64 << 20
 """Host memory of so many bytes comes from the system as zeros; less may be what another client has freed."""
 
@@ -85,8 +86,10 @@ class Session:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def join(self, wire: Wire) -> None:
-        """One more connection; raises `Unavailable` where there are enough, or the session is over."""
-        with self._lock:
+        """One more connection; raises `Unavailable` where there are enough, or the session is over. One that its client
+        has just closed may not have left yet, and is waited for."""
+        with self._empty:
+            self._empty.wait_for(lambda: self._closed or len(self._wires) < self.limits.connections, _LEAVING)
             if self._closed:
                 raise Unavailable("the session is over")
             if len(self._wires) >= self.limits.connections:
