@@ -4,6 +4,9 @@ import os
 from math import inf
 from typing import Any
 
+PEER = "llama.cpp"
+"""What it is called in reports."""
+
 
 def server(path: str, sequences: int, context: int, threads: int | None = None) -> Any:
     """A server of a GGUF file for so many sequences, which share ``context`` tokens, on all processors by default."""

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 
 import opweave_models
 from benchmarks import _llama
+from benchmarks._llama import PEER
 from benchmarks._measure import Report, parser
 
-PEER = "llama.cpp"
 PROMPT = 64
 STEPS = 32
 Measure = Callable[[list[list[int]]], float]

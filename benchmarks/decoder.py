@@ -30,10 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where 
 
 import opweave_models
 from benchmarks import _llama
+from benchmarks._llama import PEER
 from benchmarks._measure import Report, parser
 from opweave_models.commands import rates
-
-PEER = "llama.cpp"
 
 
 def compare(report: Report, path: str, given: argparse.Namespace) -> None:

@@ -5,8 +5,8 @@
 Each is measured in processes of its own, the best of the rounds: the file is in the system's cache by then. *anonymous*
 is memory without the pages of files. llama.cpp is measured where xllamacpp is installed.
 
-Targets: a second to the first token; at most 1.5 times the file in memory, beyond what a process
-takes that computes one small product on the device.
+Targets: a second to the first token; at most 1.5 times the file in memory, beyond what a process takes that computes
+one small product on the device.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root, where `benchmarks` is
 
+from benchmarks._llama import PEER
 from benchmarks._measure import Report, parser
 
 PROMPT = "The capital of France is"
@@ -78,7 +79,7 @@ def main() -> None:
     size = Path(given.path).stat().st_size
     runners = dict.fromkeys(given.devices, OURS)
     if find_spec("xllamacpp") is not None:
-        runners["llama.cpp"] = THEIRS
+        runners[PEER] = THEIRS
     for name, code in runners.items():
         run = measured(1 if given.quick else 3, code, given.path, name, PROMPT)
         memory = {f"{kind}_MiB": run[kind] / 2**20 for kind in ("resident", "anonymous")}

@@ -19,13 +19,6 @@ models = pytest.importorskip("opweave_models")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("llama")
-    make_folder("llama", path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     with models.load(folder, "cpu", context=64, sequences=2, kv="f32", template="chatml") as made:
         yield made
@@ -94,7 +87,8 @@ def test_texts_and_messages_of_another_type_are_refused(llm):
 
 
 @pytest.mark.parametrize("template", ["chatlm", "missing.jinja", "{{", 5])
-def test_a_template_that_is_none_is_refused_before_anything_is_loaded(folder, template):
+def test_a_template_that_is_none_is_refused_before_anything_is_loaded(folder, template, monkeypatch):
+    monkeypatch.setattr(ow, "weights", None)
     with pytest.raises(FormatError, match="template"):
         models.load(folder, "cpu", template=template)
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.small_models import make_folder
-
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("opweave_cpu")
@@ -42,11 +40,9 @@ def running(llm, **options):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    path = tmp_path_factory.mktemp("llama")
-    make_folder("llama", path)
+def served(folder):
     with (
-        models.load(path, "cpu", context=128, sequences=2, template="chatml") as llm,
+        models.load(folder, "cpu", context=128, sequences=2, template="chatml") as llm,
         running(llm, key="secret") as address,
     ):
         yield llm, address

@@ -19,13 +19,6 @@ TEXT = "in the one other"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("llama")
-    make_folder("llama", path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """Heads of 32 elements, whole blocks."""
     path = tmp_path_factory.mktemp("wide")

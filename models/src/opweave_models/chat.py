@@ -84,14 +84,8 @@ class Template:
                 messages=[dict(message) for message in messages], add_generation_prompt=True, **self._tokens, **options
             )
         except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+            TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError
+        ) as error:  # fmt: skip
             raise FormatError(f"the chat template ({self.name}) refuses these messages: {error}") from None
 
 

@@ -234,10 +234,9 @@ def plan(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Where a model would go, and what it would take: nothing is loaded."""
-    opened = open_model(file)
     made: Plan = plan_placement(
-        opened, devices, context=min(4096, opened.config.context) if context is None else context, sequences=sequences,
-        kv=kv, quantize=quantize, repack=repack, precision=precision, **_placement(memory, split, experts, place),
+        open_model(file), devices, context=context, sequences=sequences, kv=kv, quantize=quantize, repack=repack,
+        precision=precision, **_placement(memory, split, experts, place),
     )  # fmt: skip
     if as_json:
         rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "copies": s.copies, "cache": s.cache,

@@ -86,9 +86,8 @@ def load(
     if pooling not in (None, "mean", "cls"):
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
     file = path if isinstance(path, ModelFile) else open_model(path)
-    length = min(file.config.context, 4096) if context is None else context
     plan = plan_placement(
-        file, devices, context=length, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
+        file, devices, context=context, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
         experts=experts, patterns=patterns, repack=repack, precision=precision, quantize=quantize,
     )  # fmt: skip
     return Model(file, plan, precision, quantize, template, pooling)
@@ -144,10 +143,10 @@ class Model:
         self.file.release()
         self.stats = Stats()
         self.lock: Final = threading.RLock()
-        self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
         self._template = template
         if template is not None:
-            _ = self.template  # which raises where it is none
+            _ = self.template  # raises where it is none, before weights are rounded and copied
+        self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first

@@ -127,7 +127,7 @@ def plan_placement(
     file: ModelFile,
     devices: Sequence[str] | str = "auto",
     *,
-    context: int,
+    context: int | None = None,
     sequences: int = 1,
     kv: str = "f16",
     chunk: int = 512,
@@ -144,7 +144,7 @@ def plan_placement(
     Args:
         file: the model.
         devices: names, the preferred one first; ``"auto"``: graphics cards that are found, then the CPU.
-        context, sequences, kv: how large the caches are.
+        context, sequences, kv: how large the caches are, as of `load`.
         chunk: tokens of a prompt that are computed at a time.
         memory: device -> its budget, such as ``{"torch:cuda:0": "20GiB"}``; else nine tenths of what is free.
         split: how many layers each device gets, as proportions, where budgets allow that.
@@ -159,6 +159,7 @@ def plan_placement(
         BoundsError, DTypeError, LayoutError, SchedulerError: numbers, dtypes or options that do not fit.
     """
     config = file.config
+    context = min(config.context, 4096) if context is None else context
     if not isinstance(context, int) or not 1 <= context <= config.context:
         raise BoundsError(f"context is a number of tokens from 1 to {config.context:,}, for which this model was made, "
                           f"not {context!r:.60}")  # fmt: skip
