@@ -88,7 +88,7 @@ def test_texts_and_messages_of_another_type_are_refused(llm):
 
 @pytest.mark.parametrize("template", ["chatlm", "missing.jinja", "{{", 5])
 def test_a_template_that_is_none_is_refused_before_anything_is_loaded(folder, template, monkeypatch):
-    monkeypatch.setattr(ow, "weights", None)
+    monkeypatch.setattr("opweave_models.model._quantized", None)
     with pytest.raises(FormatError, match="template"):
         models.load(folder, "cpu", template=template)
 

@@ -120,3 +120,35 @@ def test_a_file_that_does_not_say_how_to_pool_embeds_where_the_caller_says_it(fo
         llm.embed(TEXTS)
     with models.load(tmp_path / "mean.gguf", "cpu", pooling="mean") as llm:
         assert llm.embed(TEXTS).shape == (4, 32)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl:0", "torch:cpu", "ort:cpu"])
+def test_many_long_texts_take_what_the_plan_says(folder, device, monkeypatch):
+    """In as many steps as the bound on the tokens of one asks for, each text as it is alone."""
+    try:
+        ow.device(device)
+    except (ow.PluginError, ow.UnknownNameError) as error:
+        pytest.skip(str(error))
+    for module in ("encoder", "placement"):
+        monkeypatch.setattr(f"opweave_models.{module}.TOKENS", 256)
+    texts = [("the quick fox " * 30)[: 4 * i + 3] for i in range(70)]
+    with models.load(folder[0], device, precision="exact", pooling="mean") as llm:
+        found = llm.embed(texts)
+        programs = [
+            llm.step.program(np.zeros(shape, np.int64), np.ones(shape, np.bool_)) for shape in ((4, 64), (32, 8))
+        ]
+        most = max(program.memory[device].temporaries for program in programs)
+        share = llm.plan.shares[0]
+        assert share.total == pytest.approx(share.weights + most, rel=0.1)  # most of it are borders of few bytes here
+        alone = [llm.embed(text)[0] for text in texts[::23]]
+    np.testing.assert_allclose(found[::23], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(("texts", "longest", "shape"), [
+    (1, 1, (1, 1)), (3, 5, (4, 8)), (32, 128, (32, 128)), (33, 128, (32, 128)), (32, 129, (16, 256)),
+    (100, 512, (8, 512)), (100, 5000, (1, 6000)),
+])  # fmt: skip
+def test_a_step_has_few_shapes_and_a_bound(texts, longest, shape):
+    from opweave_models.encoder import batch_shape
+
+    assert batch_shape(texts, longest, 6000) == shape

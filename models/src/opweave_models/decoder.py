@@ -11,15 +11,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 import opweave as ow
 from opweave_models.config import Config, Rope
 
-__all__ = ["decode", "feed_forward", "project", "rotate"]
+__all__ = ["Weights", "decode", "empty_cache", "feed_forward", "project", "rotate"]
 
 Weights = Mapping[str, ow.Tensor]
+
+BLOCK: Final = 64
+"""Tokens of a block of keys and values, at most, that sequences share: a beginning that ends in one is copied from
+there on."""
+
+
+def empty_cache(
+    config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None, shared: bool = False
+) -> ow.KVCache:
+    """The cache of a decoder, which takes memory once it is used: rings where its layers look back over a window, else
+    memory for the context of each sequence, or as many blocks, which they share."""
+    windows = [config.window if windowed else None for windowed in config.windowed]
+    each = -(-context // BLOCK)  # blocks of a sequence, which are equal and filled by its context
+    block, blocks = (-(-context // each), sequences * each) if shared else (BLOCK, None)
+    return ow.KVCache(
+        config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows, block=block,
+        blocks=blocks,
+    )  # fmt: skip
 
 
 def decode(

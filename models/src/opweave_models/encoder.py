@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import opweave as ow
 from opweave_models.config import Config, Pooling
-from opweave_models.decoder import gated, linear, project, rotate
+from opweave_models.decoder import Weights, gated, linear, project, rotate
 
-__all__ = ["encode"]
+__all__ = ["batch_shape", "encode"]
 
-Weights = Mapping[str, ow.Tensor]
+TEXTS: Final = 32
+TOKENS: Final = 4096
+"""Texts of one step, and their tokens with padding, at most: enough for products of matrices, and a bound for temporary
+values."""
 
 ACTIVATIONS: Final = {"gelu": ow.gelu, "gelu_tanh": ow.gelu_tanh, "relu": ow.relu, "silu": ow.silu}
+
+
+def batch_shape(texts: int, longest: int, context: int) -> tuple[int, int]:
+    """Rows and columns of the next step of so many texts, the longest of which has ``longest`` tokens: powers of two,
+    so that few programs are built, columns at most ``context``."""
+    columns = min(1 << (longest - 1).bit_length(), context)
+    return min(TEXTS, max(1, TOKENS // columns), 1 << (texts - 1).bit_length()), columns
 
 
 def encode(config: Config, w: Weights, tokens: ow.Tensor, mask: ow.Tensor, pooling: Pooling) -> ow.Tensor:

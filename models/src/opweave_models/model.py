@@ -22,11 +22,11 @@ from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave_models.alone import Alone
 from opweave_models.chat import BUILT_IN, Message, Template
-from opweave_models.config import Config, Pooling
-from opweave_models.decoder import decode
-from opweave_models.encoder import encode
+from opweave_models.config import Pooling
+from opweave_models.decoder import decode, empty_cache
+from opweave_models.encoder import batch_shape, encode
 from opweave_models.files import ModelFile, open_model, rounded
-from opweave_models.placement import Plan, loaded_type, plan_placement
+from opweave_models.placement import Plan, loaded_type, plan_placement, step_graph
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
 
@@ -34,10 +34,6 @@ __all__ = ["Model", "Session", "Stats", "load", "planned"]
 
 CHUNK: Final = 512
 """Tokens of a prompt that one step computes: enough for products of matrices, and a bound for temporary values."""
-
-BLOCK: Final = 64
-"""Tokens of a block of keys and values, at most, that sequences share: a beginning that ends in one is copied from
-there on."""
 
 
 def load(
@@ -166,7 +162,7 @@ class Model:
                 self._alone = Alone(plan, self.config, self.weights, scheduler.streams)
             layers = plan.layers if plan.placed else None
             shared = plan.sequences > 1 and all(ow.device(name).reads_block_tables for name in set(plan.layers))
-            self.cache = _new_cache(self.config, plan.sequences, plan.context, plan.kv, layers, shared)
+            self.cache = empty_cache(self.config, plan.sequences, plan.context, plan.kv, layers, shared)
             self.step: Any = ow.compile(self.graph, devices=scheduler)
         else:
             self.step = ow.compile(self._encoded, devices=scheduler)
@@ -451,12 +447,10 @@ class Model:
             raise BoundsError(f"texts are a list of str, not {texts!r:.60}")
         found = np.zeros((len(texts), self.config.width), np.float32)
         ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
-        for at in range(0, len(order), 32):
-            rows = order[at : at + 32]
-            length = 1 << (max(len(ids[i]) for i in rows) - 1).bit_length()
-            length = min(length, self.config.context)
-            count = 1 << (len(rows) - 1).bit_length()
+        left = sorted(range(len(texts)), key=lambda i: -len(ids[i]))
+        while left:
+            count, length = batch_shape(len(left), len(ids[left[0]]), self.config.context)
+            rows, left = left[:count], left[count:]
             tokens, mask = np.zeros((count, length), np.int64), np.zeros((count, length), np.bool_)
             mask[:, 0] = True
             for row, i in enumerate(rows):
@@ -600,34 +594,12 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
     file = open_model(path.parent if path.name == "config.json" else path)
     config = file.config
     weights = ow.weights(_quantized(file, None))
-    if config.causal:
-        context = max(length, min(config.context, 4096))
-        cache = _new_cache(config, 1, context)
-        batch = cache.feed({cache.join(): [0] * length})
-        tokens, positions, slots, blocks, last = [
-            ow.input(name, getattr(batch, name).shape, "i64")
-            for name in ("tokens", "positions", "slots", "blocks", "last")
-        ]
-        output = decode(config, weights, cache, context, tokens, positions, slots, blocks, last, batch.reach)
-    else:
-        tokens, mask = ow.input("tokens", (1, length), "i64"), ow.input("mask", (1, length), "bool")
-        output = encode(config, weights, tokens, mask, config.pooling)
+    context = max(length, min(config.context, 4096))
+    cache = empty_cache(config, 1, context) if config.causal else None
+    reach = length if cache is None else next(reach for reach in cache.reaches if reach >= length)
+    output = step_graph(config, weights, cache, context, 1, length, reach)
     with ow.Scheduler(devices) as scheduler:
         yield scheduler.partition(output)
-
-
-def _new_cache(
-    config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None, shared: bool = False
-) -> ow.KVCache:
-    """An empty cache of a decoder: rings where its layers look back over a window, else memory for the context of each
-    sequence, or as many blocks, which they share."""
-    windows = [config.window if windowed else None for windowed in config.windowed]
-    each = -(-context // BLOCK)  # blocks of a sequence, which are equal and filled by its context
-    block, blocks = (-(-context // each), sequences * each) if shared else (BLOCK, None)
-    return ow.KVCache(
-        config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows, block=block,
-        blocks=blocks,
-    )  # fmt: skip
 
 
 def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:

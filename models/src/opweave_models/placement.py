@@ -7,6 +7,7 @@ embedding goes to the first, the output to the last one that has layers. Nothing
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -19,10 +20,14 @@ import numpy as np
 import opweave as ow
 from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
+from opweave.graph.graph import Graph
 from opweave.graph.precision import Precision, check_precision
 from opweave.scheduler.place.support import ask
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
+from opweave_models.config import Config
+from opweave_models.decoder import Weights, decode, empty_cache
+from opweave_models.encoder import TEXTS, TOKENS, batch_shape, encode
 from opweave_models.files import ModelFile, nbytes_of, rounded, stored_type
 
 __all__ = ["Plan", "Share", "parse_bytes", "plan_placement"]
@@ -41,8 +46,8 @@ _UNITS: Final = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
 
-Needs = tuple[BufferType | None, int, int]
-"""The kind of memory to which a scheduler copies a weight, bytes of the copy, and those of scratch without it."""
+Copied = tuple[BufferType | None, int]
+"""The kind of memory to which a scheduler copies a weight, and bytes of the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Share:
     Attributes:
         device: its name.
         layers: the numbers of the layers that it computes.
-        weights, cache, compute: bytes of weights; of keys and values; of temporary values, an upper estimate.
+        weights, cache, compute: bytes of weights; of keys and values; of temporary values.
         budget: bytes that it may take; ``None``: it does not know its memory.
         repack: bytes up to which copies of weights are made in forms with which the device's kernels are faster.
         copies: bytes of these.
@@ -165,15 +170,15 @@ def plan_placement(
                           f"not {context!r:.60}")  # fmt: skip
     if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
         raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
-    if config.causal:
-        ow.KVCache(1, 1, 1, config.groups, config.size, kv)  # refuses dtypes, without memory
+    new_cache = partial(empty_cache, sequences=sequences, context=context, kv=kv)
+    states = new_cache(config) if config.causal else None  # refuses dtypes, without memory
     if quantize is not None:
         wanted = ow.as_dtype(quantize)
         rounded("", np.zeros((1, wanted.block), np.float32), wanted)
         kinds = {name: loaded_type(name, value, quantize) for name, value in file.tensors.items()}
         file = replace(file, tensors={
-            name: value if kinds[name] is None else ow.input(name, value.shape, kinds[name])
-            for name, value in file.tensors.items()
+            name: value if kind is None else _unread(value.shape, kind)
+            for (name, value), kind in zip(file.tensors.items(), kinds.values(), strict=True)
         })  # fmt: skip
     names = _devices(devices)
     sizes = {name: nbytes_of(file.tensors[name]) for name in file.tensors}
@@ -184,14 +189,20 @@ def plan_placement(
         if name not in named:
             raise UnknownNameError("device", name, named, "It has a budget, and the model does not use it.")
     budgets = {name: given[name] if name in given else _budget(name) for name in named}
-    caches = [cache_bytes(file, i, context, sequences, kv) if config.causal else 0 for i in range(config.layers)]
+    caches = [0] * config.layers if states is None else [
+        k.nbytes + v.nbytes for k, v in zip(states.keys, states.values, strict=True)
+    ]  # fmt: skip
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
-    needs = cache(partial(_needs, rough, max(1, config.experts_used)))
-    base = {name: compute_bytes(file, ow.device(name), context, chunk, sequences, kv, rough) for name in named}
-    compute = {
-        name: n + max(scratch, *(each for _, (_, _, each) in _products(file, name, sizes, chunk, needs)))
-        for name, (n, scratch) in base.items()
-    }
+    copied = cache(partial(_copied, rough, max(1, config.experts_used)))
+    shapes = {(1, min(chunk, context)), (sequences, 1)} if config.causal else {
+        batch_shape(TEXTS, tokens, context) for tokens in (context, TOKENS // TEXTS)
+    }  # fmt: skip
+
+    @cache
+    def compute(layers: tuple[str, ...], repack: bool) -> dict[str, int]:
+        placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes} | forced
+        return temporaries(file, placed, layers, new_cache, context, shapes, rough, repack)
+
     own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
            for i in range(config.layers)]  # fmt: skip
     ends = {"first": _outside(sizes, forced, output=False), "last": _outside(sizes, forced, output=True)}
@@ -200,7 +211,8 @@ def plan_placement(
         taken[device] += sizes[name]
     layers = (
         _by_proportion(names, split, config.layers) if split is not None
-        else _by_memory(names, budgets, taken, [n + cache for n, cache in zip(own, caches, strict=True)], ends, compute)
+        else _by_memory(names, budgets, taken, [n + cache for n, cache in zip(own, caches, strict=True)], ends,
+                        lambda name: compute((name,) * config.layers, False)[name])
     )  # fmt: skip
     placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes}
     placed |= forced
@@ -210,8 +222,9 @@ def plan_placement(
         with_copies(file, Share(
             name, tuple(i for i, device in enumerate(layers) if device == name),
             sum(n for tensor, n in sizes.items() if placed[tensor] == name),
-            sum(n for n, device in zip(caches, layers, strict=True) if device == name), base[name][0], budgets[name],
-        ), [tensor for tensor in sizes if placed[tensor] == name], limit, needs, chunk, base[name][1]) for name in used
+            sum(n for n, device in zip(caches, layers, strict=True) if device == name), 0, budgets[name],
+        ), [tensor for tensor in sizes if placed[tensor] == name], limit, copied, chunk,
+        partial(compute, tuple(layers))) for name in used
     )  # fmt: skip
     for share in shares:
         least = share.weights + share.cache + share.compute
@@ -222,49 +235,66 @@ def plan_placement(
                 TOKENIZER * config.vocabulary)  # fmt: skip
 
 
-def cache_bytes(file: ModelFile, layer: int, context: int, sequences: int, kv: str) -> int:
-    """Bytes of the keys and values of a layer; one with a window keeps no more than that."""
-    dtype, config = ow.as_dtype(kv), file.config
-    kept = min(context, config.window) if config.windowed[layer] else context
-    elements = (sequences * kept + 1) * config.groups * config.size
-    return 2 * (elements // dtype.block) * dtype.itemsize
+def step_graph(
+    config: Config, w: Weights, cache: ow.KVCache | None, context: int, rows: int, tokens: int, reach: int
+) -> ow.Tensor:
+    """The graph of a step of ``rows`` sequences with ``tokens`` new tokens each, whose attention reads ``reach``; of an
+    encoder of as many texts."""
+    if cache is None:
+        shape = (rows, tokens)
+        pooling = "mean" if config.pooling == "none" else config.pooling
+        return encode(config, w, ow.input("tokens", shape, "i64"), ow.input("mask", shape, "bool"), pooling)
+    each, _, _, table, ends, _ = (getattr(spec, "shape", ()) for spec in cache.specs(rows, tokens, reach))
+    ids, positions, slots = (ow.input(name, each, "i64") for name in ("tokens", "positions", "slots"))
+    blocks, last = ow.input("blocks", table, "i64"), ow.input("last", ends, "i64")
+    return decode(config, w, cache, context, ids, positions, slots, blocks, last, reach)
 
 
-def compute_bytes(
-    file: ModelFile, device: Device, context: int, chunk: int, sequences: int, kv: str, precision: Precision
-) -> tuple[int, int]:
-    """Bytes of temporary values while ``chunk`` tokens of a prompt are computed: those of a layer that live at one
-    time, the mask, and the logits; and of scratch memory of attention beside them."""
-    config, tokens = file.config, min(chunk, context)
-    used, hidden, width = max(1, config.experts_used), config.hidden, config.width
-    dtype = ow.as_dtype(kv)
-    q, k, mask = (
-        ow.input("x", shape, dtype if dtype.is_float else "f32")
-        for shape in ((1, config.heads, tokens, config.size), (1, config.groups, context, config.size),
-                      (1, 1, tokens, context))
-    )  # fmt: skip
-    signature = ow.attention(q, k, k, mask).signature
-    assert signature is not None
-    decoded = context if dtype.is_quantized else 0  # keys and values in blocks are decoded for a product
-    attention = 8 * (tokens * (config.heads + config.groups) + decoded * config.groups) * config.size
-    network = 4 * tokens * used * max(3 * hidden, hidden + width, 2 * width)
-    rest = 4 * tokens * (2 * width + context) + 8 * max(1, sequences) * config.vocabulary
-    most = max(attention, network)
-    return most + rest, max(0, attention + ask(device, signature.at(precision, frozenset())).workspace - most)
+def temporaries(
+    file: ModelFile, placed: Mapping[str, str], layers: Sequence[str], new_cache: Callable[[Config], ow.KVCache],
+    context: int, shapes: Iterable[tuple[int, int]], precision: Precision, repack: bool,
+) -> dict[str, int]:  # fmt: skip
+    """Bytes of temporary values by device, in steps of ``shapes`` (sequences, tokens): what the scheduler plans for the
+    first two layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
+    kinds: dict[Any, list[int]] = {}
+    of_layer = [{name.split(".", 2)[2]: name for name in file.tensors if name.startswith(f"blk.{i}.")}
+                for i in range(file.config.layers)]  # fmt: skip
+    for i, names in enumerate(of_layer):
+        alike = {part: (file.tensors[name].dtype, placed[name]) for part, name in names.items()}
+        kinds.setdefault((file.config.windowed[i], layers[i], tuple(sorted(alike.items()))), []).append(i)
+    kept = sorted(i for alike in kinds.values() for i in alike[:2])
+    config = replace(file.config, layers=len(kept), windowed=tuple(file.config.windowed[i] for i in kept))
+    named = {name: name for name in file.tensors if not name.startswith("blk.")}
+    named |= {f"blk.{j}.{part}": name for j, i in enumerate(kept) for part, name in of_layer[i].items()}
+    weights = ow.weights({name: file.tensors[old] for name, old in named.items()})
+    homes = {weights[name].root: placed[old] for name, old in named.items()}
+    cache = new_cache(config) if config.causal else None
+    if cache is not None:
+        homes |= {each: layers[i] for i, *states in zip(kept, cache.keys, cache.values, strict=True) for each in states}
+    most: Counter[str] = Counter()
+    devices = [ow.device(name) for name in dict.fromkeys([*placed.values(), *layers, "host"])]
+    with ow.Scheduler(devices, precision=precision, repack=repack) as scheduler:
+        for rows, tokens in shapes:
+            reach = cache.reaches[-1] if cache is not None else tokens
+            output = step_graph(config, weights, cache, context, rows, tokens, reach)
+            near = {node: homes[source.root] for node in Graph(output).nodes for source in node.srcs
+                    if source.root in homes and _computes(homes[source.root], node)}  # fmt: skip
+            for name, use in scheduler.partition(output, near).memory.items():
+                most[name] = max(most[name], use.temporaries)
+    return most
+
+
+def _computes(device: str, node: ow.Tensor) -> bool:
+    return node.signature is not None and ask(ow.device(device), node.signature).reason is None
 
 
 def with_copies(
-    file: ModelFile,
-    share: Share,
-    names: Sequence[str],
-    limit: float | None,
-    needs: Callable[..., Needs],
-    chunk: int,
-    least: int,
-) -> Share:
-    """A share with the copies of its weights that the scheduler makes within ``limit``, and the scratch memory, at
-    least so much, of products with the others; ``None``: the limit that keeps a decoder within `BOUND`, where no
-    environment variable gives another one; of an encoder all."""
+    file: ModelFile, share: Share, names: Sequence[str], limit: float | None, copied: Callable[..., Copied], chunk: int,
+    compute: Callable[[bool], Mapping[str, int]],
+) -> Share:  # fmt: skip
+    """A share with the copies of its weights that the scheduler makes within ``limit``, and the temporary values, with
+    all copies or with none; ``None``: the limit that keeps a decoder within `BOUND`, where no environment variable
+    gives another one; of an encoder all."""
     device = ow.device(share.device)
     usual = repack_limit(None, device)
     if limit is None and (usual < inf or not file.config.causal):
@@ -272,23 +302,23 @@ def with_copies(
     most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
-    steps = _products(file, share.device, names, chunk, needs)
+    steps = _products(file, share.device, names, chunk, copied)
 
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType], int] = {}
-        left, most_scratch = limit, least
-        for name, (kind, size, scratch) in steps:
-            if kind is None or ((name, kind) not in made and size > left):
-                most_scratch = max(most_scratch, scratch)
-            elif (name, kind) not in made:
+        left = limit
+        for name, (kind, size) in steps:
+            if kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
-        compute = share.compute + most_scratch
-        replaced = sum(nbytes_of(file.tensors[name]) for name in {name for name, _ in made})
-        return replace(share, compute=compute, repack=limit, copies=sum(made.values()), replaced=replaced)
+        replaced = {name for name, _ in made}
+        wholes = {bool(made), all(name in replaced for name, _ in steps)}
+        needed = max(compute(whole)[share.device] for whole in wholes)
+        return replace(share, compute=needed, repack=limit, copies=sum(made.values()),
+                       replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
 
     if limit is not None:
         return within(limit)
-    low, high = 0, 1 + sum(size for _, (_, size, _) in steps)
+    low, high = 0, 1 + sum(size for _, (_, size) in steps)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)
@@ -296,40 +326,38 @@ def with_copies(
 
 
 def _products(
-    file: ModelFile, device: str, names: Iterable[str], chunk: int, needs: Callable[..., Needs]
-) -> list[tuple[str, Needs]]:
-    """The weights that a device multiplies with, in programs of prompts and of single tokens, with what that needs."""
+    file: ModelFile, device: str, names: Iterable[str], chunk: int, copied: Callable[..., Copied]
+) -> list[tuple[str, Copied]]:
+    """The weights that a device multiplies with, in programs of prompts and of single tokens, with their copies."""
     found, steps, tied = ow.device(device), [], "output.weight" not in file.tensors
     for tokens in (chunk, 1):
         for name in sorted(names, key=lambda name: _is_output(name, tied)):
             value = file.tensors[name]
             if len(value.shape) > 1 and (name != "token_embd.weight" or tied):
                 rows = 1 if _is_output(name, tied) else tokens
-                steps.append((name, needs(found, ow.as_dtype(value.dtype), value.shape, rows)))
+                steps.append((name, copied(found, ow.as_dtype(value.dtype), value.shape, rows)))
     return steps
 
 
-def _needs(
+def _copied(
     precision: Precision, experts: int, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int
-) -> Needs:
-    """What products of so many rows with a weight need on a device."""
+) -> Copied:
+    """The copy of a weight that a device wants for products with so many rows."""
     x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
-    if len(shape) == 2:
-        product = ow.linear(x, w)
-    elif len(shape) == 3 and dtype.is_half:
-        product = ow.expert_linear(x, w, ow.input("ids", (rows, experts), "i64"))
-    else:
-        return None, 0, 0
-    if dtype.is_half:  # it is widened for the product, unless the device does both at once: only a plan tells
-        with ow.Scheduler(list({device.name: 0, "host": 0}), precision=precision) as scheduler:
-            use = scheduler.partition(product).memory.get(device.name)
-        return None, 0, 0 if use is None else max(0, use.temporaries - product.nbytes - x.nbytes)
-    signature = product.signature
-    assert signature is not None
     constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
+    if len(shape) != 2 or not ((precision != "exact" and constant) or device.keeps_repacked([w])):
+        return None, 0
+    signature = ow.linear(x, w).signature
+    assert signature is not None
     copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
-    scratch = ask(device, signature.at(precision, constant)).workspace
-    return copied, 0 if copied is None else copied.alloc_size(w), scratch
+    return copied, 0 if copied is None else copied.alloc_size(w)
+
+
+def _unread(shape: tuple[int, ...], dtype: ow.DType) -> Any:
+    """A weight whose values nobody reads, in memory that nobody touches."""
+    if dtype.block == 1:
+        return np.zeros(shape, dtype.numpy)
+    return ow.Blocks(np.zeros((*shape[:-1], dtype.row_bytes(shape[-1])), np.uint8), shape, dtype)
 
 
 def loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
@@ -409,12 +437,12 @@ def _by_proportion(names: Sequence[str], given: Any, layers: int) -> list[str]:
 
 def _by_memory(
     names: Sequence[str], budgets: Mapping[str, int | None], taken: Mapping[str, int], layers: Sequence[int],
-    ends: Mapping[str, int], compute: Mapping[str, int],
+    ends: Mapping[str, int], compute: Callable[[str], int],
 ) -> list[str]:  # fmt: skip
     """Each device in turn takes as many layers as fit; the last one that is needed also has room for the output."""
     result: list[str] = []
     for j, name in enumerate(names):
-        budget, used = budgets[name], taken[name] + compute[name] + (ends["first"] if not result else 0)
+        budget, used = budgets[name], taken[name] + compute(name) + (ends["first"] if not result else 0)
         rest = sum(layers[len(result) :]) + ends["last"]
         if budget is None or used + rest <= budget:
             return [*result, *[name] * (len(layers) - len(result))]
@@ -423,7 +451,7 @@ def _by_memory(
             used += layers[len(result)]
             result.append(name)
     name = names[-1]
-    needed = taken[name] + compute[name] + sum(layers[len(result) :]) + ends["last"]
+    needed = taken[name] + compute(name) + sum(layers[len(result) :]) + ends["last"]
     raise AllocationError(
         name, needed, budgets[name],
         f"{len(layers) - len(result)} layers are left for it; use a smaller context, a smaller type of keys and values "
