@@ -21,6 +21,7 @@ import opweave as ow
 from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
 from opweave.graph.graph import Graph
+from opweave.graph.leaf import Spec
 from opweave.graph.precision import Precision, check_precision
 from opweave.scheduler.place.support import ask
 from opweave.scheduler.place.target import repack_limit
@@ -177,7 +178,7 @@ def plan_placement(
         rounded("", np.zeros((1, wanted.block), np.float32), wanted)
         kinds = {name: loaded_type(name, value, quantize) for name, value in file.tensors.items()}
         file = replace(file, tensors={
-            name: value if kind is None else _unread(value.shape, kind)
+            name: value if kind is None else ow.input(name, value.shape, kind)
             for (name, value), kind in zip(file.tensors.items(), kinds.values(), strict=True)
         })  # fmt: skip
     names = _devices(devices)
@@ -266,7 +267,8 @@ def temporaries(
     config = replace(file.config, layers=len(kept), windowed=tuple(file.config.windowed[i] for i in kept))
     named = {name: name for name in file.tensors if not name.startswith("blk.")}
     named |= {f"blk.{j}.{part}": name for j, i in enumerate(kept) for part, name in of_layer[i].items()}
-    weights = ow.weights({name: file.tensors[old] for name, old in named.items()})
+    stored = {name: file.tensors[old] for name, old in named.items()}
+    weights = ow.weights({name: Spec(value.shape, value.dtype) for name, value in stored.items()})
     homes = {weights[name].root: placed[old] for name, old in named.items()}
     cache = new_cache(config) if config.causal else None
     if cache is not None:
@@ -351,13 +353,6 @@ def _copied(
     assert signature is not None
     copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
     return copied, 0 if copied is None else copied.alloc_size(w)
-
-
-def _unread(shape: tuple[int, ...], dtype: ow.DType) -> Any:
-    """A weight whose values nobody reads, in memory that nobody touches."""
-    if dtype.block == 1:
-        return np.zeros(shape, dtype.numpy)
-    return ow.Blocks(np.zeros((*shape[:-1], dtype.row_bytes(shape[-1])), np.uint8), shape, dtype)
 
 
 def loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
