@@ -7,8 +7,6 @@ import shlex
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 __all__ = ["pip_install"]
 
@@ -42,6 +40,9 @@ def _in_clone(core: Path, requirement: str) -> str:
 @cache
 def _origin() -> Path | None:
     """The folder or the wheel that ``opweave`` was installed from, which pip notes by PEP 610; ``None``: an index."""
+    from urllib.parse import urlsplit  # importing a plugin must not pay for these
+    from urllib.request import url2pathname
+
     try:
         noted = metadata.distribution("opweave").read_text("direct_url.json")
         url = urlsplit(json.loads(noted or "{}").get("url", ""))

@@ -195,7 +195,7 @@ def plan_placement(
     ]  # fmt: skip
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
     copied = cache(partial(_copied, rough, max(1, config.experts_used)))
-    shapes = {(1, min(chunk, context)), (sequences, 1)} if config.causal else {
+    shapes = {(1, min(chunk, context)), *([(sequences, 1)] if sequences > 1 else [])} if config.causal else {
         batch_shape(TEXTS, tokens, context) for tokens in (context, TOKENS // TEXTS)
     }  # fmt: skip
 
@@ -274,13 +274,14 @@ def temporaries(
     if cache is not None:
         homes |= {each: layers[i] for i, *states in zip(kept, cache.keys, cache.values, strict=True) for each in states}
     most: Counter[str] = Counter()
+    several = len({*homes.values()}) > 1
     devices = [ow.device(name) for name in dict.fromkeys([*placed.values(), *layers, "host"])]
     with ow.Scheduler(devices, precision=precision, repack=repack) as scheduler:
         for rows, tokens in shapes:
             reach = cache.reaches[-1] if cache is not None else tokens
             output = step_graph(config, weights, cache, context, rows, tokens, reach)
             near = {node: homes[source.root] for node in Graph(output).nodes for source in node.srcs
-                    if source.root in homes and _computes(homes[source.root], node)}  # fmt: skip
+                    if several and source.root in homes and _computes(homes[source.root], node)}  # fmt: skip
             for name, use in scheduler.partition(output, near).memory.items():
                 most[name] = max(most[name], use.temporaries)
     return most

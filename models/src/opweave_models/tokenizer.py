@@ -84,7 +84,7 @@ class ScoredPieces:
         prefix: str,
     ) -> None:  # fmt: skip
         self.pieces: Final = pieces
-        self._ids: Final = {piece: i for i, piece in enumerate(pieces)}
+        self._ids: Final = dict(zip(pieces, range(len(pieces)), strict=True))
         self._scores: Final = np.where(np.isin(kinds, (NORMAL, UNUSED, USER_DEFINED)), scores, np.nan)
         self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
         self._longest: Final = max(map(len, pieces))

@@ -10,6 +10,8 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import opweave as ow
 from opweave.formats import gguf as reader
@@ -200,3 +202,30 @@ def test_a_number_without_axes_and_arrays_within_arrays(tmp_path):
 def test_the_first_bytes_count_more_than_the_suffix(tmp_path):
     path = write_gguf(tmp_path / "sha256-0123", {"w": np.ones(2, np.float32)})
     assert ow.load_weights(path).keys() == {"w"}
+
+
+PIECES = st.lists(st.one_of(
+    st.text(max_size=12), st.text("\0\1a", max_size=20), st.integers(250, 260).map("x".__mul__),
+    st.integers(80, 90).map("\u2581".__mul__),
+), max_size=60)  # fmt: skip
+
+
+@given(PIECES, st.sampled_from([16, 100, 1 << 16]), st.integers(1, 40))
+@example([""] * 40, 1 << 16, 1)
+@example(["x" * 257, "a"], 1 << 16, 9)
+@example(["a", "\0" * 7, "\0" * 8 + "b", "c"], 1 << 16, 1)
+@example(["x" * 255, "x" * 256, "a"] * 9, 1 << 16, 1)
+def test_lists_of_texts_are_those_that_were_written(tmp_path_factory, texts, part, cut):
+    """Empty ones, with zeros, as long as lengths of one and of two bytes, in parts of any size; cut off, they are
+    refused."""
+    listed = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in texts)
+    key = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, len(texts))
+    path = tmp_path_factory.mktemp("texts") / "x.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + listed + bytes(64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_PART", part)
+        assert reader.read_gguf(path).metadata == {"k": texts}
+        path.write_bytes(path.read_bytes()[: -64 - cut])
+        if cut <= len(listed):
+            with pytest.raises(ow.FormatError):
+                reader.read_gguf(path)
