@@ -16,6 +16,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -34,8 +35,8 @@ STEPS = 32
 Measure = Callable[[list[list[int]]], float]
 
 
-def ours(path: str, device: str, sequences: int) -> Measure:
-    model = opweave_models.load(path, device, context=PROMPT + STEPS + 1, sequences=sequences)
+def ours(stack: ExitStack, path: str, device: str, sequences: int) -> Measure:
+    model = stack.enter_context(opweave_models.load(path, device, context=PROMPT + STEPS + 1, sequences=sequences))
     model.warm()
 
     def measure(prompts: list[list[int]]) -> float:
@@ -73,14 +74,15 @@ def compare(report: Report, path: str, given: argparse.Namespace) -> None:
     """One file with every number of sequences, by every runner."""
     vocabulary = opweave_models.open_model(path).config.vocabulary
     for count in given.sequences:
-        runners = {device: ours(path, device, count) for device in given.devices}
-        if find_spec("xllamacpp") is not None:
-            runners[PEER] = theirs(path, count)
-        prompts = np.random.default_rng(0).integers(5, vocabulary, (count, PROMPT)).tolist()
-        best = dict.fromkeys(runners, 0.0)
-        for _ in range(1 if given.quick else 3):
-            for name, run in runners.items():
-                best[name] = max(best[name], run(prompts))
+        with ExitStack() as stack:
+            runners = {device: ours(stack, path, device, count) for device in given.devices}
+            if find_spec("xllamacpp") is not None:
+                runners[PEER] = theirs(path, count)
+            prompts = np.random.default_rng(0).integers(5, vocabulary, (count, PROMPT)).tolist()
+            best = dict.fromkeys(runners, 0.0)
+            for _ in range(1 if given.quick else 3):
+                for name, run in runners.items():
+                    best[name] = max(best[name], run(prompts))
         for name, rate in best.items():
             ratio = {"ratio": rate / best[PEER]} if PEER in best else {}
             report.row(model=Path(path).stem, sequences=count, by=name, tokens_a_second=rate, **ratio)

@@ -122,6 +122,21 @@ def test_a_file_that_does_not_say_how_to_pool_embeds_where_the_caller_says_it(fo
         assert llm.embed(TEXTS).shape == (4, 32)
 
 
+def test_a_folder_without_the_embeddings_of_kinds_of_tokens_is_refused(tmp_path):
+    """Files may lack them; `transformers` would make random ones."""
+    from safetensors.numpy import load_file, save_file
+
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                                     intermediate_size=48, max_position_embeddings=64)  # fmt: skip
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    write_vocabulary(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["embeddings.token_type_embeddings.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ow.FormatError, match=r"lacks the tensor 'token_types\.weight'"):
+        models.open_model(tmp_path)
+
+
 @pytest.mark.parametrize("device", ["cpu", "opencl:0", "torch:cpu", "ort:cpu"])
 def test_many_long_texts_take_what_the_plan_says(folder, device, monkeypatch):
     """In as many steps as the bound on the tokens of one asks for, each text as it is alone."""

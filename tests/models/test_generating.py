@@ -556,6 +556,25 @@ def test_commands_refuse_what_they_cannot_read(folders, tmp_path, command, says)
     assert says in f"{done.exception} {done.output}"
 
 
+def test_a_chat_that_outgrows_the_context_goes_on_after_clear(folders):
+    lines = ["in the", "one " * 40, "other", "/clear", "other"]
+    done = called(["chat", str(folders["llama"][0]), "--devices", "cpu", "--context", "48", "--template", "plain",
+                   "--max-tokens", "4", "--temperature", "0"], input="\n".join(lines))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert done.output.count("tokens of answer") == 3
+    assert "/clear begins a new chat" in done.output.split("tokens of answer")[1]
+
+
+def test_a_prompt_that_joins_in_vain_ends_too(plain, monkeypatch):
+    forget(plain)
+    batcher = Batcher(plain)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(plain, "join", None)
+    with pytest.raises(ow.LifetimeError):
+        list(batcher.submit(FIRST, 4, GREEDY))
+    batcher.close()
+
+
 def test_a_plan_of_weights_that_will_be_rounded(folders):
     planned = [called(["models", "plan", str(folders["llama"][0]), "--devices", "cpu", "--json", *options])
                for options in ([], ["--quantize", "f16"])]  # fmt: skip
@@ -563,9 +582,9 @@ def test_a_plan_of_weights_that_will_be_rounded(folders):
     assert half < 0.6 * whole
 
 
-def called(command):
+def called(command, **given):
     from opweave_models import commands
 
     app = typer.Typer()
     commands.add(app)
-    return CliRunner().invoke(app, command)
+    return CliRunner().invoke(app, command, **given)

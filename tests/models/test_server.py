@@ -218,6 +218,61 @@ def test_the_key_is_needed_and_encoders_are_not_decoders(served, client):
         client.embeddings.create(model="m", input=["a"], dimensions=5)
 
 
+def test_likely_tokens_are_listed_where_probabilities_are(client):
+    options = {"model": "m", "messages": [{"role": "user", "content": "in"}], "max_tokens": 1}
+    with pytest.raises(openai.BadRequestError, match="top_logprobs can only be 0"):
+        client.chat.completions.create(**options, top_logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    import transformers
+
+    from tests.models.test_encoders import WORDS, write_vocabulary
+
+    path = tmp_path_factory.mktemp("bert")
+    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                                     intermediate_size=48, max_position_embeddings=64)  # fmt: skip
+    transformers.BertModel(config).save_pretrained(path)
+    write_vocabulary(path)
+    with models.load(path, "cpu", pooling="mean") as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("ends", ["time", "server", "client"])
+def test_embedding_ends_with_its_time_its_server_and_its_client(encoder, monkeypatch, ends):
+    import httpx
+
+    steps, step = [], encoder.step
+
+    def slowly(*given):
+        steps.append(time.monotonic())
+        time.sleep(0.1)
+        return step(*given)
+
+    monkeypatch.setattr(encoder, "step", slowly)
+    body, begin = {"input": ["the fox"] * 2048}, time.monotonic()  # 64 steps
+    with ThreadPoolExecutor() as pool:
+        with running(encoder, timeout=0.5 if ends == "time" else 60, queue=0) as url:
+            answer = pool.submit(httpx.post, f"{url}/v1/embeddings", json=body, timeout=0.5 if ends == "client" else 60)
+            while len(steps) < 2:
+                time.sleep(0.02)
+            assert httpx.post(f"{url}/v1/embeddings", json={"input": "a"}).status_code == 429
+            if ends == "time":
+                assert (answer.result().status_code, "cancelled" in answer.result().text) == (503, True)
+            elif ends == "client":
+                with pytest.raises(httpx.ReadTimeout):
+                    answer.result()
+                while steps[-1] > time.monotonic() - 0.5:
+                    time.sleep(0.02)
+                monkeypatch.undo()
+                assert httpx.post(f"{url}/v1/embeddings", json={"input": "a"}).status_code == 200
+        if ends == "server":
+            assert (answer.result().status_code, "cancelled" in answer.result().text) == (503, True)
+    assert len(steps) < 40
+    assert time.monotonic() - begin < 5
+
+
 def test_a_client_that_goes_away_frees_its_sequence(served, client):
     import httpx
 

@@ -149,6 +149,9 @@ class Batcher:
         except OpweaveError as error:
             request.pieces.put(error)
             return
+        except BaseException:  # it is neither among those that wait nor among those that run
+            request.pieces.put(LifetimeError("the server is shutting down"))
+            raise
         request.cached = int(self.model.decoder_cache().lengths[sequence])
         request.left = list(request.prompt[request.cached :])
         self._running[sequence] = request

@@ -175,7 +175,12 @@ def chat(
                 messages = list(first)
             elif line:
                 messages.append({"role": "user", "content": line})
-                answer = _written(model.chat(messages, max_tokens=max_tokens, sampling=sampling))
+                try:
+                    answer = _written(model.chat(messages, max_tokens=max_tokens, sampling=sampling))
+                except BoundsError as error:  # the chat has outgrown the context
+                    messages.pop()
+                    print(f"{error}\n{CHAT_HELP}", file=sys.stderr)
+                    continue
                 messages.append({"role": "assistant", "content": answer})
                 _report(model)
 

@@ -241,7 +241,8 @@ def expected_tensors(config: Config, names: Collection[str] = ()) -> Shapes:
     if not config.causal:
         if config.rope is None:
             add("position_embd.weight", config.context, width)
-        add("token_types.weight", -1, width, optional=True)
+        # Folders say which biases there are; files do not, and may lack these embeddings too.
+        add("token_types.weight", -1, width, optional=config.biases is None or config.architecture != "bert")
         add.norm("token_embd_norm", width)
     else:
         add("output_norm.weight", width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -426,14 +426,18 @@ class Model:
         bos = self.tokenizer.bos
         return [bos, *ids] if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos] else ids
 
-    def embed(self, texts: str | Sequence[str], *, normalize: bool = True) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def embed(
+        self, texts: str | Sequence[str], *, normalize: bool = True, cancelled: Callable[[], bool] = bool
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Embeddings of texts by an encoder, f32 of shape (texts, width).
 
         Args:
             texts: each is cut to the model's context; a single one is a list of one.
             normalize: to length 1.
+            cancelled: asked before each step of up to 32 texts.
 
         Raises:
+            Cancelled: ``cancelled`` was true.
             UnsupportedOpError: the model is a decoder, or neither it nor `load` says how tokens are pooled.
         """
         if self.config.causal:
@@ -449,6 +453,8 @@ class Model:
         ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
         left = sorted(range(len(texts)), key=lambda i: -len(ids[i]))
         while left:
+            if cancelled():
+                raise Cancelled(f"embedding was cancelled with {len(left)} of {len(texts)} texts left")
             count, length = batch_shape(len(left), len(ids[left[0]]), self.config.context)
             rows, left = left[:count], left[count:]
             tokens, mask = np.zeros((count, length), np.int64), np.zeros((count, length), np.bool_)

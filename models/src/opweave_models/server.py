@@ -7,6 +7,7 @@ import json
 import secrets
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -99,9 +100,12 @@ class _Api:
     def __init__(self, model: Model, key: str | None, queue: int, timeout: float) -> None:
         self.model, self._key = model, key
         self.name: Final = model.config.name or model.file.path.stem
+        self._queue, self._timeout = queue, timeout
+        self._embedding, self._ended = 0, threading.Event()  # requests of embeddings in progress; they are to end
         self._batcher: Final = Batcher(model, waiting=queue, timeout=timeout) if model.config.causal else None
 
     def close(self) -> None:
+        self._ended.set()
         if self._batcher is not None:
             self._batcher.close()
 
@@ -145,7 +149,9 @@ class _Api:
         body = await _body(request)
         messages = [_plain_message(message) for message in _list(body, "messages")]
         prompt = self.model.chat_ids(self.model.template.render(messages))
-        _check(body, {"logprobs": (False, True)})
+        _check(
+            body, {"logprobs": (False, True)} if body.get("logprobs") else {"logprobs": (False,), "top_logprobs": (0,)}
+        )
         count = _given(body, "top_logprobs", 0) if body.get("logprobs") else None
         return await self._answer(request, body, prompt, count, chat=True)
 
@@ -167,7 +173,7 @@ class _Api:
         if len(texts) > 2048:
             raise _Refused(400, "input has 2,048 texts at most", "input")
         _check(body, {"dimensions": (self.model.config.width,), "encoding_format": ("float", "base64")})
-        found = await run_in_threadpool(self.model.embed, texts)
+        found = await self._embedded(request, texts)
         if body.get("encoding_format") == "base64":
             import base64
 
@@ -179,6 +185,24 @@ class _Api:
             "object": "list", "model": self.name, "usage": {"prompt_tokens": count, "total_tokens": count},
             "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)],
         })  # fmt: skip
+
+    async def _embedded(self, request: HttpRequest, texts: list[str]) -> Any:
+        """The embeddings; computing them ends with the request, with the time that it has, and with the server."""
+        if self._embedding > self._queue:
+            raise SchedulerError(f"{self._queue} requests wait already; try again later")
+        over, deadline = threading.Event(), time.monotonic() + self._timeout
+        work = asyncio.create_task(
+            run_in_threadpool(self.model.embed, texts, cancelled=lambda: over.is_set() or self._ended.is_set())
+        )
+        self._embedding += 1
+        try:
+            while not (await asyncio.wait({work}, timeout=0.2))[0]:
+                if time.monotonic() > deadline or await request.is_disconnected():
+                    over.set()
+            return work.result()
+        finally:
+            over.set()
+            self._embedding -= 1
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
