@@ -89,11 +89,21 @@ def test_each_of_several_devices_makes_the_copies_that_the_plan_says(path, monke
             assert copies <= share.repack
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("context", [7, 65, 129, 256])
-def test_the_plan_says_what_shared_blocks_take(path, context):
-    with models.load(path, "cpu", context=context, sequences=3) as llm:
-        states = [*llm.decoder_cache().keys, *llm.decoder_cache().values]
-        assert sum(state.nbytes for state in states) == pytest.approx(llm.plan.shares[0].cache, rel=0.05)
+def test_the_plan_says_what_several_sequences_take(path, context, device):
+    """On `cpu` they share blocks, elsewhere each has memory of its own."""
+    available(device)
+    with models.load(path, device, context=context, sequences=3) as llm:
+        cache, (share,) = llm.decoder_cache(), llm.plan.shares
+        states = [*cache.keys, *cache.values]
+        assert sum(state.nbytes for state in states) == pytest.approx(share.cache, rel=0.05)
+        most = 0
+        for rows, tokens in ((1, min(512, context)), (3, 1)):
+            *arrays, reach = cache.specs(rows, tokens, cache.reaches[-1])
+            program = llm.step.program(*[np.zeros(array.shape, np.int64) for array in arrays], reach)
+            most = max(most, program.memory[device].temporaries)
+        assert most == pytest.approx(share.compute, rel=0.05)
 
 
 def test_more_copies_are_made_where_they_are_asked_for(path):

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,16 +28,18 @@ there on."""
 
 
 def empty_cache(
-    config: Config, sequences: int, context: int, kv: Any = "f16", devices: Any = None, shared: bool = False
+    config: Config, sequences: int, context: int, kv: Any = "f16", layers: Sequence[str] = (), placed: bool = False
 ) -> ow.KVCache:
     """The cache of a decoder, which takes memory once it is used: rings where its layers look back over a window, else
-    memory for the context of each sequence, or as many blocks, which they share."""
+    memory for the context of each sequence, or as many blocks, which several share where the devices of the ``layers``
+    read them where they lie. ``placed``: the states lie there."""
+    shared = sequences > 1 and layers and all(ow.device(name).reads_block_tables for name in set(layers))
     windows = [config.window if windowed else None for windowed in config.windowed]
     each = -(-context // BLOCK)  # blocks of a sequence, which are equal and filled by its context
     block, blocks = (-(-context // each), sequences * each) if shared else (BLOCK, None)
     return ow.KVCache(
-        config.layers, sequences, context, config.groups, config.size, kv, device=devices, window=windows, block=block,
-        blocks=blocks,
+        config.layers, sequences, context, config.groups, config.size, kv, device=layers if placed else None,
+        window=windows, block=block, blocks=blocks,
     )  # fmt: skip
 
 

@@ -160,9 +160,7 @@ class Model:
         if self.config.causal:
             if plan.placed:
                 self._alone = Alone(plan, self.config, self.weights, scheduler.streams)
-            layers = plan.layers if plan.placed else None
-            shared = plan.sequences > 1 and all(ow.device(name).reads_block_tables for name in set(plan.layers))
-            self.cache = empty_cache(self.config, plan.sequences, plan.context, plan.kv, layers, shared)
+            self.cache = empty_cache(self.config, plan.sequences, plan.context, plan.kv, plan.layers, bool(plan.placed))
             self.step: Any = ow.compile(self.graph, devices=scheduler)
         else:
             self.step = ow.compile(self._encoded, devices=scheduler)

@@ -194,7 +194,7 @@ def plan_placement(
         k.nbytes + v.nbytes for k, v in zip(states.keys, states.values, strict=True)
     ]  # fmt: skip
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
-    copied = cache(partial(_copied, rough, max(1, config.experts_used)))
+    copied = cache(partial(_copied, rough))
     shapes = {(1, min(chunk, context)), *([(sequences, 1)] if sequences > 1 else [])} if config.causal else {
         batch_shape(TEXTS, tokens, context) for tokens in (context, TOKENS // TEXTS)
     }  # fmt: skip
@@ -252,7 +252,7 @@ def step_graph(
 
 
 def temporaries(
-    file: ModelFile, placed: Mapping[str, str], layers: Sequence[str], new_cache: Callable[[Config], ow.KVCache],
+    file: ModelFile, placed: Mapping[str, str], layers: Sequence[str], new_cache: Callable[..., ow.KVCache],
     context: int, shapes: Iterable[tuple[int, int]], precision: Precision, repack: bool,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of temporary values by device, in steps of ``shapes`` (sequences, tokens): what the scheduler plans for the
@@ -270,7 +270,7 @@ def temporaries(
     stored = {name: file.tensors[old] for name, old in named.items()}
     weights = ow.weights({name: Spec(value.shape, value.dtype) for name, value in stored.items()})
     homes = {weights[name].root: placed[old] for name, old in named.items()}
-    cache = new_cache(config) if config.causal else None
+    cache = new_cache(config, layers=layers) if config.causal else None
     if cache is not None:
         homes |= {each: layers[i] for i, *states in zip(kept, cache.keys, cache.values, strict=True) for each in states}
     most: Counter[str] = Counter()
@@ -342,9 +342,7 @@ def _products(
     return steps
 
 
-def _copied(
-    precision: Precision, experts: int, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int
-) -> Copied:
+def _copied(precision: Precision, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int) -> Copied:
     """The copy of a weight that a device wants for products with so many rows."""
     x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
     constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
