@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,10 +109,15 @@ def test_the_plan_says_what_several_sequences_take(path, context, device):
 
 def test_more_copies_are_made_where_they_are_asked_for(path):
     available("torch:cpu")
-    few, many = (models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=repack).shares[0]
-                 for repack in (None, "1GiB"))  # fmt: skip
-    assert few.copies < many.copies
+    plans = [models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=n) for n in (None, "1GiB")]
+    few, many = (plan.shares[0] for plan in plans)
+    assert few.copies < many.copies == many.wanted == few.wanted
     assert few.total < many.total
+    assert "repack" not in str(plans[1])
+    said = re.search(r"repack='(\w+)' makes all", str(plans[0]))
+    assert said is not None
+    all_of_them = models.plan_placement(models.open_model(path), "torch:cpu", context=64, repack=said[1])
+    assert all_of_them.shares[0].copies == many.copies
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -62,6 +62,7 @@ class Share:
         budget: bytes that it may take; ``None``: it does not know its memory.
         repack: bytes up to which copies of weights are made in forms with which the device's kernels are faster.
         copies: bytes of these.
+        wanted: bytes of them without a limit.
         replaced: bytes of the weights that have such copies: they lie in mapped pages of the file, which are let go of.
     """
 
@@ -73,6 +74,7 @@ class Share:
     budget: int | None
     repack: float = 0
     copies: int = 0
+    wanted: int = 0
     replaced: int = 0
 
     @property
@@ -116,7 +118,13 @@ class Plan:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         several = f"{self.sequences} sequences of " if self.sequences > 1 else ""
         rest = f"keys and values in {self.kv}, and {human_bytes(self.tokenizer)} for the tokenizer"
-        told = [self.advice] if self.advice else []
+        told = [
+            f"{s.device} makes {human_bytes(s.copies)} of the {human_bytes(s.wanted)} of copies with which its kernels "
+            f"are faster; repack={f'{-(-s.wanted // 2**20)}MiB'!r} makes all"
+            for s in self.shares
+            if s.copies < s.wanted
+        ]
+        told += [self.advice] if self.advice else []
         return "\n".join([*lines, f"{several}{self.context:,} tokens, {rest}", *told])
 
 
@@ -306,6 +314,7 @@ def with_copies(
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
     steps = _products(file, share.device, names, chunk, copied)
+    wanted = sum({(name, kind): size for name, (kind, size) in steps if kind is not None}.values())
 
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType], int] = {}
@@ -316,12 +325,12 @@ def with_copies(
         replaced = {name for name, _ in made}
         wholes = {bool(made), all(name in replaced for name, _ in steps)}
         needed = max(compute(whole)[share.device] for whole in wholes)
-        return replace(share, compute=needed, repack=limit, copies=sum(made.values()),
+        return replace(share, compute=needed, repack=limit, copies=sum(made.values()), wanted=wanted,
                        replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
 
     if limit is not None:
         return within(limit)
-    low, high = 0, 1 + sum(size for _, (_, size) in steps)
+    low, high = 0, 1 + wanted
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)
