@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
+from opweave.collector import collector_paused
 from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnknownNameError, UnsupportedOpError
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
@@ -81,12 +82,13 @@ def load(
     """
     if pooling not in (None, "mean", "cls"):
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
-    file = path if isinstance(path, ModelFile) else open_model(path)
-    plan = plan_placement(
-        file, devices, context=context, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
-        experts=experts, patterns=patterns, repack=repack, precision=precision, quantize=quantize,
-    )  # fmt: skip
-    return Model(file, plan, precision, quantize, template, pooling)
+    with collector_paused():  # a vocabulary and a graph are many objects that stay
+        file = path if isinstance(path, ModelFile) else open_model(path)
+        plan = plan_placement(
+            file, devices, context=context, sequences=sequences, kv=kv, chunk=CHUNK, memory=memory, split=split,
+            experts=experts, patterns=patterns, repack=repack, precision=precision, quantize=quantize,
+        )  # fmt: skip
+        return Model(file, plan, precision, quantize, template, pooling)
 
 
 @dataclass
