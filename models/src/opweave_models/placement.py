@@ -22,7 +22,7 @@ from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
 from opweave.graph.graph import Graph
 from opweave.graph.precision import Precision, check_precision
-from opweave.scheduler.place.support import ask
+from opweave.scheduler.place.support import ask, unbound_step
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
 from opweave_models.config import Config
@@ -47,7 +47,8 @@ _UNITS: Final = {
 }  # fmt: skip
 
 Copied = tuple[BufferType | None, int]
-"""The kind of memory to which a scheduler copies a weight, and bytes of the copy."""
+"""The kind of memory to which a scheduler copies a weight, ``None`` for that of the device's library, and bytes of the
+copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Share:
         weights, cache, compute: bytes of weights; of keys and values; of temporary values.
         budget: bytes that it may take; ``None``: it does not know its memory.
         repack: bytes up to which copies of weights are made in forms with which the device's kernels are faster.
-        copies: bytes of these.
+        copies: bytes of these, and of those that the device's library makes in any case.
         replaced: bytes of the weights that have such copies: they lie in mapped pages of the file, which are let go of.
     """
 
@@ -305,13 +306,15 @@ def with_copies(
     steps = _products(file, share.device, names, chunk, copied)
 
     def within(limit: float) -> Share:
-        made: dict[tuple[str, BufferType], int] = {}
+        made: dict[tuple[str, BufferType | None], int] = {}
         left = limit
         for name, (kind, size) in steps:
-            if kind is not None and (name, kind) not in made and size <= left:
+            if kind is None and size:
+                made[name, kind] = size  # by the device's library, which has no limit
+            elif kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
         replaced = {name for name, _ in made}
-        wholes = {bool(made), all(name in replaced for name, _ in steps)}
+        wholes = {any(kind is not None for _, kind in made), all(name in replaced for name, _ in steps)}
         needed = max(compute(whole)[share.device] for whole in wholes)
         return replace(share, compute=needed, repack=limit, copies=sum(made.values()),
                        replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
@@ -342,15 +345,18 @@ def _products(
 def _copied(
     precision: Precision, experts: int, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int
 ) -> Copied:
-    """The copy of a weight that a device wants for products with so many rows."""
+    """The copy of a weight that a device wants for products with so many rows, or that its library makes."""
+    if len(shape) != 2:
+        return None, 0
     x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
     constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
-    if len(shape) != 2 or not ((precision != "exact" and constant) or device.keeps_repacked([w])):
-        return None, 0
     signature = ow.linear(x, w).signature
     assert signature is not None
-    copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
-    return copied, 0 if copied is None else copied.alloc_size(w)
+    if (precision != "exact" and constant) or device.keeps_repacked([w]):
+        copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
+        if copied is not None:
+            return copied, copied.alloc_size(w)
+    return None, device._packed_bytes(unbound_step(signature.at(precision, constant), device), 1)
 
 
 def _unread(shape: tuple[int, ...], dtype: ow.DType) -> Any:

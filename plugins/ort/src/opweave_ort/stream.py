@@ -12,6 +12,7 @@ from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, Cancelled, DeviceLostError
 from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave_ort.groups import bind_group
+from opweave_ort.phases import phases
 from opweave_ort.structure import is_within, writes
 
 if TYPE_CHECKING:
@@ -37,16 +38,18 @@ class OrtStream(Stream):
         self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
-        """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
-        show; with one of them all steps stay alone. A group writes a state once, and what it then reads of it lies
-        wholly within that region or wholly outside."""
+        """One group of all steps, or those of `phases`. Operands that are no numbered values may overlap in ways that
+        an ONNX graph cannot show; with one of them all steps stay alone. A group writes a state once, and what it then
+        reads of it lies wholly within that region or wholly outside."""
         if not all(arg.value >= 0 for step in steps for arg in (step.out, *step.srcs)):
             return [Group((step,)) for step in steps]
         groups: list[list[Step]] = []
         written: dict[int, Arg] = {}
-        for step in steps:
+        last = -1
+        for phase, step in phases(steps):
             partly = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
-            if not groups or partly or (writes(step) and step.out.value in written):
+            if phase > last or partly or (writes(step) and step.out.value in written):
+                last = phase
                 groups.append([])
                 written.clear()
             groups[-1].append(step)

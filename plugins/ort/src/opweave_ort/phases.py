@@ -1,0 +1,55 @@
+"""`phases`: the products of a large model apart from the steps between them, so that programs share their sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+from opweave.contract import Step
+from opweave.graph.opdef import OPS
+from opweave_ort.limits import limit
+
+__all__ = ["phases"]
+
+SHARED: Final = limit("shared_weights", 1 << 25, 1, 1 << 40)
+"""Elements of the weights of a split's products above which these have sessions of their own. ONNX Runtime packs
+weights into each session, and programs for one token, whose attention is written in another way than that for several,
+would hold them once more. The calls of more sessions take about 2 % of the time of such a model."""
+
+
+def phases(steps: Sequence[Step]) -> list[tuple[int, Step]]:
+    """The steps with the numbers of their phases, in the order of these, which keeps all reads and writes of each value
+    in sequence. A phase has either products with weights and what is computed of their rows, which is alike for any
+    number of rows, or all else; the last product, of which programs may compute fewer rows, is one by itself."""
+    written = {step.out.value for step in steps}
+    casts = {s.out.value: i for i, s in enumerate(steps) if s.op == "cast" and s.srcs[0].value not in written}
+    products = [s for s in steps if s.op == "linear" and (s.srcs[1].value in casts or s.srcs[1].value not in written)]
+    if sum({s.srcs[1].value: prod(s.srcs[1].shape) for s in products}.values()) <= SHARED.value:
+        return [(0, step) for step in steps]
+    rows = {step.out.shape[:-1] for step in products}
+    own = {id(step) for step in products}
+    write: dict[int, int] = {}
+    access: dict[int, int] = {}
+    found: list[int] = []
+    last = 0
+    for step in steps:
+        phase = max([write.get(arg.value, 0) for arg in step.srcs] + [access.get(step.out.value, 0)])
+        if step is products[-1]:
+            phase = last + 1 + last % 2
+        elif phase % 2 != (id(step) in own or (step.out.shape[:-1] in rows and _is_of_rows(step))):
+            phase += 1
+        write[step.out.value] = max(phase, write.get(step.out.value, 0))
+        for arg in (step.out, *step.srcs):
+            access[arg.value] = max(phase, access.get(arg.value, 0))
+        last = max(last, phase)
+        found.append(phase)
+    for weight in {step.srcs[1].value for step in products} & casts.keys():  # it is cast where it is first read
+        found[casts[weight]] = min(n for n, s in zip(found, steps, strict=True) if weight in [a.value for a in s.srcs])
+    return sorted(zip(found, steps, strict=True), key=lambda each: each[0])
+
+
+def _is_of_rows(step: Step) -> bool:
+    """Whether rows of its result are computed of rows of its operands, in memory that is laid out as theirs is."""
+    op = OPS.get(step.op)
+    return op is not None and op.family in ("activation", "elementwise", "gated", "normalization") and op.name != "cast"
