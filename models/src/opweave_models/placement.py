@@ -305,12 +305,15 @@ def with_copies(
         most -= TOKENIZER * file.config.vocabulary
     steps = _products(file, share.device, names, chunk, copied)
 
+    packed = sum({name: size for name, (kind, size) in steps if kind is None}.values())
+
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType | None], int] = {}
         left = limit
         for name, (kind, size) in steps:
             if kind is None and size:
-                made[name, kind] = size  # by the device's library, which has no limit
+                # The library's own: twice, for prompts and for single tokens, where the limit has room for that.
+                made[name, kind] = size * (1 + (file.config.causal and 2 * packed <= limit))
             elif kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
         replaced = {name for name, _ in made}
@@ -321,7 +324,7 @@ def with_copies(
 
     if limit is not None:
         return within(limit)
-    low, high = 0, 1 + sum(size for _, (_, size) in steps)
+    low, high = 0, 1 + sum(size for _, (_, size) in steps) + packed
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)
@@ -356,7 +359,7 @@ def _copied(
         copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
         if copied is not None:
             return copied, copied.alloc_size(w)
-    return None, device._packed_bytes(unbound_step(signature.at(precision, constant), device), 1)
+    return None, device.packed_bytes(unbound_step(signature.at(precision, constant), device), 1)
 
 
 def _unread(shape: tuple[int, ...], dtype: ow.DType) -> Any:

@@ -1,31 +1,33 @@
-"""`phases`: the products of a large model apart from the steps between them, so that programs share their sessions."""
+"""`phases`: the products of a split apart from the steps between them, so that programs share their sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Final
+from typing import TYPE_CHECKING
 
 from opweave.contract import Step
 from opweave.graph.opdef import OPS
-from opweave_ort.limits import limit
+
+if TYPE_CHECKING:
+    from opweave.contract import Device
 
 __all__ = ["phases"]
 
-SHARED: Final = limit("shared_weights", 1 << 25, 1, 1 << 40)
-"""Elements of the weights of a split's products above which these have sessions of their own. ONNX Runtime packs
-weights into each session, and programs for one token, whose attention is written in another way than that for several,
-would hold them once more. The calls of more sessions take about 2 % of the time of such a model."""
 
-
-def phases(steps: Sequence[Step]) -> list[tuple[int, Step]]:
+def phases(device: Device, steps: Sequence[Step], repack: float) -> list[tuple[int, Step]]:
     """The steps with the numbers of their phases, in the order of these, which keeps all reads and writes of each value
-    in sequence. A phase has either products with weights and what is computed of their rows, which is alike for any
-    number of rows, or all else; the last product, of which programs may compute fewer rows, is one by itself."""
+    in sequence.
+
+    ONNX Runtime packs weights into each session, and programs for one token, whose attention is written in another way
+    than that for several, have sessions of their own. Where two copies of the packed weights take at most ``repack``
+    bytes, all steps are one phase. Else a phase has either products with weights and what is computed of their rows,
+    which is alike for any number of rows and therefore one session for all programs, or all other steps; the last
+    product, of which programs may compute fewer rows, is a phase by itself.
+    """
     written = {step.out.value for step in steps}
     casts = {s.out.value: i for i, s in enumerate(steps) if s.op == "cast" and s.srcs[0].value not in written}
     products = [s for s in steps if s.op == "linear" and (s.srcs[1].value in casts or s.srcs[1].value not in written)]
-    if sum({s.srcs[1].value: prod(s.srcs[1].shape) for s in products}.values()) <= SHARED.value:
+    if not products or 2 * sum({s.srcs[1].value: device.packed_bytes(s, 1) for s in products}.values()) <= repack:
         return [(0, step) for step in steps]
     rows = {step.out.shape[:-1] for step in products}
     own = {id(step) for step in products}

@@ -151,10 +151,19 @@ class Sessions:
             self.made += 1
             return session
 
+    def alive(self) -> list[Session]:
+        """Those that are in memory."""
+        with self._lock:
+            return list(self._known.values())
+
+    @property
+    def packed(self) -> int:
+        """Bytes of weights that they have packed."""
+        return sum([session.repacked for session in self.alive()])
+
     def count(self) -> int:
         """How many are in memory."""
-        with self._lock:
-            return len(self._known)
+        return len(self.alive())
 
 
 SESSIONS: Final = Sessions()

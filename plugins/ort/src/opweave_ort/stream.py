@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from onnxruntime import RunOptions
@@ -36,6 +37,7 @@ class OrtStream(Stream):
         self.provider, self.provider_options = device.provider, device.options
         self.pool, self.threads = pool_of(threads)
         self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
+        self._gives_back = False
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps, or those of `phases`. Operands that are no numbered values may overlap in ways that
@@ -46,7 +48,7 @@ class OrtStream(Stream):
         groups: list[list[Step]] = []
         written: dict[int, Arg] = {}
         last = -1
-        for phase, step in phases(steps):
+        for phase, step in phases(self.device, steps, self.repack):
             partly = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
             if phase > last or partly or (writes(step) and step.out.value in written):
                 last = phase
@@ -58,6 +60,9 @@ class OrtStream(Stream):
         return [Group(tuple(group)) for group in groups]
 
     def _bind(self, group: Group) -> Call:
+        if self.repack < inf and not self._gives_back:  # memory is to be saved: a run gives back what it has taken
+            self._gives_back = True
+            self.run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         return bind_group(self, group)
 
     def _inlines(self, other: Stream) -> bool:
