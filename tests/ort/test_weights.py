@@ -91,7 +91,9 @@ def test_a_session_takes_what_the_device_says_and_no_copy_of_ours_stays(device, 
     """The shape is so large that ONNX Runtime's own objects do not count."""
     dtype = next(t for t in QUANTIZED if t.name == name)
     shape = (1 << 14, 512)
-    w = ow.weights({"w": ow.Blocks(random_blocks(dtype, shape[0], 512 // dtype.block), shape, name)})["w"]
+    w = ow.weights({"w": ow.Blocks(np.tile(random_blocks(dtype, 1, 512 // dtype.block), (shape[0], 1)), shape, name)})[
+        "w"
+    ]
     node = ow.linear(ow.input("x", (1, 512)), w)
     step = unbound_step(node.signature.at(precision, frozenset()), device)
     said = device.packed_bytes(step, 1)

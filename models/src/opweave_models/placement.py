@@ -256,14 +256,14 @@ def temporaries(
     context: int, shapes: Iterable[tuple[int, int]], precision: Precision, repack: bool,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of temporary values by device, in steps of ``shapes`` (sequences, tokens): what the scheduler plans for the
-    first two layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
+    first three layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
     kinds: dict[Any, list[int]] = {}
     of_layer = [{name.split(".", 2)[2]: name for name in file.tensors if name.startswith(f"blk.{i}.")}
                 for i in range(file.config.layers)]  # fmt: skip
     for i, names in enumerate(of_layer):
         alike = {part: (file.tensors[name].dtype, placed[name]) for part, name in names.items()}
         kinds.setdefault((file.config.windowed[i], layers[i], tuple(sorted(alike.items()))), []).append(i)
-    kept = sorted(i for alike in kinds.values() for i in alike[:2])
+    kept = sorted(i for alike in kinds.values() for i in alike[:3])
     config = replace(file.config, layers=len(kept), windowed=tuple(file.config.windowed[i] for i in kept))
     named = {name: name for name in file.tensors if not name.startswith("blk.")}
     named |= {f"blk.{j}.{part}": name for j, i in enumerate(kept) for part, name in of_layer[i].items()}
@@ -317,7 +317,7 @@ def with_copies(
             elif kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
         replaced = {name for name, _ in made}
-        wholes = {any(kind is not None for _, kind in made), all(name in replaced for name, _ in steps)}
+        wholes = {bool(made), all(name in replaced for name, _ in steps)} if not packed else {2 * packed <= limit}
         needed = max(compute(whole)[share.device] for whole in wholes)
         return replace(share, compute=needed, repack=limit, copies=sum(made.values()),
                        replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip

@@ -48,6 +48,12 @@ def phases(device: Device, steps: Sequence[Step], repack: float) -> list[tuple[i
         found.append(phase)
     for weight in {step.srcs[1].value for step in products} & casts.keys():  # it is cast where it is first read
         found[casts[weight]] = min(n for n, s in zip(found, steps, strict=True) if weight in [a.value for a in s.srcs])
+    end = steps.index(products[-1])
+    before = next((i for i, s in enumerate(steps) if s.out.value == steps[end].srcs[0].value), end)
+    read = [s for s in steps if steps[before].out.value in [a.value for a in s.srcs]]
+    later = {s.out.value for s in steps[before + 1 :]}
+    if len(read) == 1 and later.isdisjoint(a.value for a in (steps[before].out, *steps[before].srcs)):
+        found[before] = found[end]  # as a norm before the output, whether rows are chosen before it or not
     return sorted(zip(found, steps, strict=True), key=lambda each: each[0])
 
 
