@@ -107,10 +107,10 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     weights = tuple([source.weight for source in bound.structure.sources])
     processors = None if stream.pool is None else stream.pool.affinity
     threads = (stream.threads or RUNTIME.most_threads) if any(map(is_large, group.steps)) else 1
-    key = (stream.provider, tuple(stream.provider_options.items()), threads, processors, weights)
+    key = (stream.provider, tuple(stream.provider_options.items()), threads, processors, weights, stream.spins)
     pool = stream.pool if stream.pool is not None and threads > 1 else threads
     args = _weight_args(bound)
-    make = partial(_opened, model, bound.structure, args, stream.provider, stream.provider_options, pool)
+    make = partial(_opened, model, bound.structure, args, stream.provider, stream.provider_options, pool, stream.spins)
     session = SESSIONS.get(key, model, make, _repacked(model, bound.structure))
     constants = {name: np.asarray(array, order="C") for name, array in model.constants.items()}
     inputs, before = [], []
@@ -152,12 +152,13 @@ def _opened(
     provider: Provider,
     options: Mapping[str, str],
     threads: int | ThreadPool,
+    spins: bool,
     pattern: Pattern,
 ) -> Opened:
     """A session for all models of the skeleton that fit a pattern, with the weights as they are now."""
     weights, in_place = _weights(structure, args), model.read_in_place - _pieces(structure)
     wide = any(node.dtype is f64 for node in structure.nodes)
-    native = open_session(model.serialized(pattern), weights, in_place, provider, options, threads, wide)
+    native = open_session(model.serialized(pattern), weights, in_place, provider, options, threads, wide, spins)
     return Opened(native, pattern, [weights[name] for name in in_place])
 
 

@@ -90,6 +90,7 @@ def open_session(
     options: Mapping[str, str],
     threads: int | ThreadPool,
     wide: bool = False,
+    spins: bool = True,
 ) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime.
 
@@ -101,11 +102,14 @@ def open_session(
         provider, options: what runs it. ONNX Runtime's kernels for the CPU run what it does not.
         threads: how many, or the pool that says so.
         wide: whether the model computes in f64.
+        spins: whether threads wait for work in a loop until a run ends.
 
     Raises:
         Exception: ONNX Runtime's, for models that the provider has no kernels for.
     """
     settings = RUNTIME.options(threads)
+    if not spins:
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
     settings.add_external_initializers(list(weights), list(weights.values()))
     for name in in_place:

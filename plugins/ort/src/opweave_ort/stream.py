@@ -38,6 +38,9 @@ class OrtStream(Stream):
         self.pool, self.threads = pool_of(threads)
         self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
         self._gives_back = False
+        self.spins = (
+            True  # whether threads wait for work in a loop, those of many sessions would take cores from others
+        )
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps, or those of `phases`. Operands that are no numbered values may overlap in ways that
@@ -57,6 +60,7 @@ class OrtStream(Stream):
             groups[-1].append(step)
             if writes(step):
                 written[step.out.value] = step.out
+        self.spins = last <= 0
         return [Group(tuple(group)) for group in groups]
 
     def _bind(self, group: Group) -> Call:
