@@ -38,9 +38,7 @@ class OrtStream(Stream):
         self.pool, self.threads = pool_of(threads)
         self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
         self._gives_back = False
-        self.spins = (
-            True  # whether threads wait for work in a loop, those of many sessions would take cores from others
-        )
+        self.spins = True  # whether threads wait in a loop for work; those of many sessions would take cores
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
         """One group of all steps, or those of `phases`. Operands that are no numbered values may overlap in ways that
