@@ -23,7 +23,7 @@ from opweave.errors import AllocationError, BoundsError, SchedulerError, Unknown
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Spec
 from opweave.graph.precision import Precision, check_precision
-from opweave.scheduler.place.support import ask
+from opweave.scheduler.place.support import ask, unbound_step
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
 from opweave_models.config import Config
@@ -48,7 +48,8 @@ _UNITS: Final = {
 }  # fmt: skip
 
 Copied = tuple[BufferType | None, int]
-"""The kind of memory to which a scheduler copies a weight, and bytes of the copy."""
+"""The kind of memory to which a scheduler copies a weight, ``None`` for that of the device's library, and bytes of the
+copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Share:
         weights, cache, compute: bytes of weights; of keys and values; of temporary values.
         budget: bytes that it may take; ``None``: it does not know its memory.
         repack: bytes up to which copies of weights are made in forms with which the device's kernels are faster.
-        copies: bytes of these.
+        copies: bytes of these, and of those that the device's library makes in any case.
         wanted: bytes of them without a limit.
         replaced: bytes of the weights that have such copies: they lie in mapped pages of the file, which are let go of.
     """
@@ -264,14 +265,14 @@ def temporaries(
     context: int, shapes: Iterable[tuple[int, int]], precision: Precision, repack: bool,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of temporary values by device, in steps of ``shapes`` (sequences, tokens): what the scheduler plans for the
-    first two layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
+    first three layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
     kinds: dict[Any, list[int]] = {}
     of_layer = [{name.split(".", 2)[2]: name for name in file.tensors if name.startswith(f"blk.{i}.")}
                 for i in range(file.config.layers)]  # fmt: skip
     for i, names in enumerate(of_layer):
         alike = {part: (file.tensors[name].dtype, placed[name]) for part, name in names.items()}
         kinds.setdefault((file.config.windowed[i], layers[i], tuple(sorted(alike.items()))), []).append(i)
-    kept = sorted(i for alike in kinds.values() for i in alike[:2])
+    kept = sorted(i for alike in kinds.values() for i in alike[:3])
     config = replace(file.config, layers=len(kept), windowed=tuple(file.config.windowed[i] for i in kept))
     named = {name: name for name in file.tensors if not name.startswith("blk.")}
     named |= {f"blk.{j}.{part}": name for j, i in enumerate(kept) for part, name in of_layer[i].items()}
@@ -314,16 +315,21 @@ def with_copies(
     if device.default_buffer_type.is_host:
         most -= TOKENIZER * file.config.vocabulary
     steps = _products(file, share.device, names, chunk, copied)
-    wanted = sum({(name, kind): size for name, (kind, size) in steps if kind is not None}.values())
+    packed = sum({name: size for name, (kind, size) in steps if kind is None}.values())
+    # The library's own copies: twice, for prompts and for single tokens, where the limit has room for that.
+    twice = packed * (1 + file.config.causal)
+    wanted = twice + sum({(name, kind): size for name, (kind, size) in steps if kind is not None}.values())
 
     def within(limit: float) -> Share:
-        made: dict[tuple[str, BufferType], int] = {}
+        made: dict[tuple[str, BufferType | None], int] = {}
         left = limit
         for name, (kind, size) in steps:
-            if kind is not None and (name, kind) not in made and size <= left:
+            if kind is None and size:
+                made[name, kind] = size * (twice // packed if twice <= limit else 1)
+            elif kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
         replaced = {name for name, _ in made}
-        wholes = {bool(made), all(name in replaced for name, _ in steps)}
+        wholes = {bool(made), all(name in replaced for name, _ in steps)} if not packed else {twice <= limit}
         needed = max(compute(whole)[share.device] for whole in wholes)
         return replace(share, compute=needed, repack=limit, copies=sum(made.values()), wanted=wanted,
                        replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
@@ -352,15 +358,18 @@ def _products(
 
 
 def _copied(precision: Precision, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int) -> Copied:
-    """The copy of a weight that a device wants for products with so many rows."""
+    """The copy of a weight that a device wants for products with so many rows, or that its library makes."""
+    if len(shape) != 2:
+        return None, 0
     x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
     constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
-    if len(shape) != 2 or not ((precision != "exact" and constant) or device.keeps_repacked([w])):
-        return None, 0
     signature = ow.linear(x, w).signature
     assert signature is not None
-    copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
-    return copied, 0 if copied is None else copied.alloc_size(w)
+    if (precision != "exact" and constant) or device.keeps_repacked([w]):
+        copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
+        if copied is not None:
+            return copied, copied.alloc_size(w)
+    return None, device.packed_bytes(unbound_step(signature.at(precision, constant), device), 1)
 
 
 def loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:

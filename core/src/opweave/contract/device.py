@@ -372,6 +372,11 @@ class DeviceHooks:
         `Offloading`."""
         return False
 
+    def _packed_bytes(self, step: Step, source: int) -> int:
+        """Bytes that the device's library takes for itself to pack a read-only source of ``step``, which is then read
+        no more. Plans count them before anything is packed; `StreamHooks.repack` limits them. Default: 0."""
+        return 0
+
     def _wants(self, step: Step) -> bool:
         """Whether to run ``step`` instead of a device of lower priority that shares the memory, e.g. because the step
         is large."""

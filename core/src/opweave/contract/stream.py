@@ -6,6 +6,7 @@ Public methods of `Stream` check their arguments before they call a hook; hooks 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from opweave.contract.step import Arg, Call, Group, Single, Step
@@ -31,6 +32,10 @@ class StreamHooks:
     reads_ahead = False
     """Whether results of a run are to be queued (``_download``) behind it, and not read once it has ended: for devices
     where each round trip takes long, such as remote ones."""
+
+    repack: float = inf
+    """Bytes that copies of weights may take in forms with which kernels are faster, those of the device's library too.
+    The scheduler sets it before it asks for groups."""
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device

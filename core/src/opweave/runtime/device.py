@@ -141,6 +141,10 @@ class Device(DeviceHooks):
                 found[i] = best
         return found
 
+    def packed_bytes(self, step: Step, source: int) -> int:
+        """Bytes of the copy that the device's library packs of a read-only source of an unbound ``step``."""
+        return self._packed_bytes(step, source)
+
     def buffer_type(self, name: str) -> BufferType:
         """The kind of memory with a name: ``"cpu.decoded"``, or that without the device's name, ``"decoded"``.
 

@@ -154,6 +154,7 @@ class WorkerStream(Stream):
         return self.inner.shares_calls
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
+        self.inner.repack = self.repack
         return self.inner._fuse(steps)
 
     def _warm(self, call: Call) -> None:

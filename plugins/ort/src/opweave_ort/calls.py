@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opweave.contract import Call
+from opweave_ort.model import ONNX_TYPES
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
     from opweave.graph.dtypes import DType
     from opweave.graph.layout import Shape
-    from opweave_ort.sessions import Session
+    from opweave_ort.sessions import Opened, Session
     from opweave_ort.stream import OrtStream
 
 __all__ = ["Places", "SessionCall"]
@@ -25,7 +26,7 @@ class Places(NamedTuple):
 
     Attributes:
         inputs, outputs: type, shape and address of each.
-        constants: those that are inputs of the session.
+        constants: those of the model, which may be inputs of a session that serves several sizes.
     """
 
     inputs: Sequence[tuple[DType, Shape, int]]
@@ -36,13 +37,16 @@ class Places(NamedTuple):
 class SessionCall:
     """The run of a session on bound memory, after the calls ``before``; keeps alive what is bound.
 
+    Args:
+        remarks: further texts for `remark`.
+
     Attributes:
-        remark: what `Program.explain` shows.
         arena: bytes by which the arena grew when it first ran.
     """
 
     __slots__ = (
-        "_before", "_kept", "_options", "_places", "_renewed", "_run", "_session", "_stream", "arena", "remark",
+        "__weakref__", "_before", "_bound", "_kept", "_options", "_places", "_ran", "_remarks", "_session", "_stream",
+        "arena",
     )  # fmt: skip
 
     def __init__(
@@ -52,31 +56,53 @@ class SessionCall:
         places: Places,
         before: Sequence[Call],
         kept: Sequence[Any],
-        remark: str,
-        renewed: Callable[[object], Mapping[str, Any]],
+        remarks: Callable[[Session], str],
     ) -> None:
         self._session, self._places, self._before, self._kept = session, places, before, kept
         self._stream, self._options = stream, stream.run_options
-        self._renewed = renewed
-        self._run: Call = partial(self._first, self._bound())
-        self.remark, self.arena = remark, 0
+        self._bound: tuple[Opened, Call] | None = None
+        self._ran, self._remarks, self.arena = False, remarks, 0
+        session.join(self)
+        self._bind()
 
     def __call__(self) -> None:
         for call in self._before:
             call()
         # An earlier run was ended by it. Whoever ends this one says so before setting it again.
         self._options.terminate = False
-        if not self._stream.ending:
-            self._run()
+        if self._stream.ending:
+            return
+        bound = self._bound
+        run = bound[1] if bound is not None and bound[0] is self._session.opened else self._bind()
+        if self._ran:
+            run()
+        else:
+            self.arena = RUNTIME.measured(run)
+            self._ran = True
 
-    def _first(self, run: Call) -> None:
-        self.arena = RUNTIME.measured(run)
-        self._run = run
+    def _bind(self) -> Call:
+        """A run of the session that is open now, on the call's memory."""
+        opened, (inputs, outputs, constants) = self._session.opened, self._places
+        binding = opened.native.io_binding()
+        for i, (dtype, shape, address) in enumerate(inputs):
+            binding.bind_input(f"in{i}", "cpu", 0, ONNX_TYPES[dtype], shape, address)
+        for name, array in constants.items():
+            if name not in opened.pattern.constants:
+                binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for value, (dtype, shape, address) in zip(opened.native.get_outputs(), outputs, strict=True):
+            binding.bind_output(value.name, "cpu", 0, ONNX_TYPES[dtype], shape, address)
+        run = partial(opened.native.run_with_iobinding, binding, self._options)
+        self._bound = opened, run
+        return run
 
-    def _bound(self) -> Call:
-        """A run of the session on its memory."""
-        binding = self._session.bind(*self._places)
-        return partial(self._session.native.run_with_iobinding, binding, self._options)
+    def unbind(self) -> None:
+        """Let go of the session of ONNX Runtime; a run that goes on ends with it."""
+        self._bound = None
+
+    @property
+    def remark(self) -> str:
+        """What `Program.explain` shows."""
+        return self._remarks(self._session)
 
     @property
     def library_bytes(self) -> int:
@@ -85,5 +111,4 @@ class SessionCall:
 
     def refresh(self, token: object) -> None:
         """Use weights that were written: ONNX Runtime packs them when a session is opened."""
-        self._session.refresh(token, partial(self._renewed, token))
-        self._run = self._bound()
+        self._session.refresh(token)

@@ -7,18 +7,21 @@ from typing import Any
 
 import onnxruntime
 
-from opweave.contract import BufferType, Limit, Step, Stream, flops
+from opweave.contract import Limit, Step, Stream, flops
 from opweave.errors import Unavailable
+from opweave.graph.dtypes import f32
+from opweave.graph.layout import nbytes
 from opweave.graph.opdef import OPS
 from opweave.runtime.host.memory import HostMemory
 from opweave.runtime.host.processor import cpu_name
 from opweave.runtime.host.threads import ThreadPool
 from opweave_ort.kernels import KERNELS
 from opweave_ort.limits import limit
-from opweave_ort.packed import PackedType
+from opweave_ort.model import computed
 from opweave_ort.providers import Provider, features
 from opweave_ort.runtime import PACK_VARIABLE, flag
 from opweave_ort.stream import OrtStream
+from opweave_ort.weights import form_of, packed_nbytes
 
 __all__ = ["OrtDevice"]
 
@@ -49,14 +52,8 @@ class OrtDevice(HostMemory):
         self.threaded = provider.id == "cpu"
         self.options: Mapping[str, str] = {"device_id": str(number)} if provider.numbered else {}
         self.packs = flag(PACK_VARIABLE, True)
-        self._packed = (PackedType(self, "halves"), PackedType(self, "bytes")) if self.packs else ()
         where = cpu_name() if provider.id == "cpu" else provider.name.removesuffix("ExecutionProvider")
         self.description = f"ONNX Runtime {onnxruntime.__version__} on {where}"
-
-    @property
-    def buffer_types(self) -> Sequence[BufferType]:
-        """The memory of the process, and those of repacked quantized weights, unless ``OPWEAVE_ORT_PACK=0``."""
-        return self.default_buffer_type, *self._packed
 
     @property
     def limits(self) -> Sequence[Limit]:
@@ -79,6 +76,14 @@ class OrtDevice(HostMemory):
         if self.provider.id != "cpu" and op is not None and op.indices and op.family not in ("rope", "random"):
             return f"{self.provider.name} does not report indices out of range"  # it gives zeros, or other rows
         return super()._why_not(step)
+
+    def _packed_bytes(self, step: Step, source: int) -> int:
+        weight, precision = step.srcs[source], self.precision(step)
+        if step.op != "linear" or source != 1 or not self.packs:
+            return 0
+        if weight.dtype.is_quantized:
+            return packed_nbytes(weight.dtype, weight.shape, form_of(weight.dtype, precision))
+        return nbytes(weight.shape, f32) if computed(weight.dtype) is f32 else 0
 
     def _probe(self) -> None:
         from opweave_ort.sessions import probe

@@ -20,13 +20,14 @@ from opweave_ort.limits import limit
 from opweave_ort.model import ONNX_TYPES, Model, Operand, computed
 from opweave_ort.patterns import Pattern
 from opweave_ort.runtime import PACK_VARIABLE, RUNTIME, flag
-from opweave_ort.sessions import SESSIONS, Session
+from opweave_ort.sessions import SESSIONS, Opened, Session, open_session
 from opweave_ort.structure import PRODUCTS, Bound, Node, Source, Structure, dense_window, structure_of, whole_of
-from opweave_ort.weights import PACKED, pack
+from opweave_ort.weights import pack, packed_nbytes
 from opweave_ort.windows import Window, show
 
 if TYPE_CHECKING:
     from opweave.runtime.host.threads import ThreadPool
+    from opweave_ort.providers import Provider
     from opweave_ort.stream import OrtStream
 
 __all__ = ["bind_group", "is_large", "write"]
@@ -106,13 +107,14 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
     weights = tuple([source.weight for source in bound.structure.sources])
     processors = None if stream.pool is None else stream.pool.affinity
     threads = (stream.threads or RUNTIME.most_threads) if any(map(is_large, group.steps)) else 1
-    key = (stream.provider, tuple(stream.provider_options.items()), threads, processors, weights)
+    key = (stream.provider, tuple(stream.provider_options.items()), threads, processors, weights, stream.spins)
     pool = stream.pool if stream.pool is not None and threads > 1 else threads
-    session = SESSIONS.get(key, model, partial(_session, stream, bound, model, pool))
-    assert session.pattern is not None
-    constants = {n: np.asarray(a, order="C") for n, a in model.constants.items() if n not in session.pattern.constants}
+    args = _weight_args(bound)
+    make = partial(_opened, model, bound.structure, args, stream.provider, stream.provider_options, pool, stream.spins)
+    session = SESSIONS.get(key, model, make, _repacked(model, bound.structure))
+    constants = {name: np.asarray(array, order="C") for name, array in model.constants.items()}
     inputs, before = [], []
-    kept: list[Any] = [constants]
+    kept: list[Any] = []
     for source, arg, staged in zip(bound.structure.sources, bound.sources, bound.staged, strict=True):
         if source.weight is not None:
             continue
@@ -130,9 +132,11 @@ def bind_group(stream: OrtStream, group: Group) -> Call:
             address = stage.__array_interface__["data"][0]
         inputs.append((source.dtype, source.shape, address))
     outputs = [(out.dtype, out.shape, out.address) for out in bound.outputs]
-    renewed = partial(_weights, bound.structure, _weight_args(bound))
-    places = Places(inputs, outputs, constants)
-    return SessionCall(stream, session, places, before, kept, _remark(bound, session), renewed)
+    copied = sum(
+        [staged and source.weight is None for source, staged in zip(bound.structure.sources, bound.staged, strict=True)]
+    )
+    remarks = partial(_remark, len(bound.structure.nodes), copied)
+    return SessionCall(stream, session, Places(inputs, outputs, constants), before, kept, remarks)
 
 
 def is_large(step: Step) -> bool:
@@ -141,22 +145,35 @@ def is_large(step: Step) -> bool:
     return max([flops(step), *[arg.nbytes for arg in (step.out, *step.srcs)]]) > LARGE.value
 
 
-def _session(stream: OrtStream, bound: Bound, model: Model, threads: int | ThreadPool, pattern: Pattern) -> Session:
-    structure, args = bound.structure, _weight_args(bound)
-    prepared = [arg.handle for arg in args.values()]
-    packed = [
-        PACKED.get(arg, form) for n, arg in args.items() if (form := structure.sources[n].form) and arg.handle is None
-    ]
-    keep: list[Any] = [*packed, *prepared, *[arg.buffer for arg in args.values()]]
-    repacked = _packed_by_the_library(structure) if flag(PACK_VARIABLE, True) else 0
-    repacked += sum([weight.nbytes for weight in packed])  # others are counted as weights of the program
-    in_place = model.read_in_place
-    repacked += sum([nbytes(w.shape, w.dtype) for w in model.weights if w.name not in in_place])
+def _opened(
+    model: Model,
+    structure: Structure,
+    args: Mapping[int, Arg],
+    provider: Provider,
+    options: Mapping[str, str],
+    threads: int | ThreadPool,
+    spins: bool,
+    pattern: Pattern,
+) -> Opened:
+    """A session for all models of the skeleton that fit a pattern, with the weights as they are now."""
+    weights, in_place = _weights(structure, args), model.read_in_place - _pieces(structure)
     wide = any(node.dtype is f64 for node in structure.nodes)
-    return Session(
-        model.serialized(pattern), _weights(structure, args), in_place, stream.provider, stream.provider_options,
-        threads, keep, wide, repacked, pattern,
-    )  # fmt: skip
+    native = open_session(model.serialized(pattern), weights, in_place, provider, options, threads, wide, spins)
+    return Opened(native, pattern, [weights[name] for name in in_place])
+
+
+def _pieces(structure: Structure) -> set[str]:
+    """The names of initializers that quantized weights are made of, which are packed, and not kept, by the session."""
+    return {f"w{n}{p.name}" for n, source in enumerate(structure.sources) if source.form for p in source.pieces}
+
+
+def _repacked(model: Model, structure: Structure) -> int:
+    """Bytes of copies of weights in a session."""
+    quantized = [source for source in structure.sources if source.form and source.weight is not None]
+    total = sum([packed_nbytes(source.dtype, source.shape, source.form) for source in quantized])
+    names = model.read_in_place | _pieces(structure)
+    total += sum([nbytes(w.shape, computed(w.dtype)) for w in model.weights if w.name not in names])
+    return total + (_packed_by_the_library(structure) if flag(PACK_VARIABLE, True) else 0)
 
 
 def _weight_args(bound: Bound) -> dict[int, Arg]:
@@ -165,21 +182,15 @@ def _weight_args(bound: Bound) -> dict[int, Arg]:
     return {n: arg for n, arg in enumerate(bound.sources) if sources[n].weight is not None}
 
 
-def _weights(structure: Structure, args: Mapping[int, Arg], token: object = None) -> dict[str, Any]:
-    """The weights as ``OrtValue``, by name; with a ``token``, after they were written (`PackedWeight.refresh`)."""
+def _weights(structure: Structure, args: Mapping[int, Arg]) -> dict[str, Any]:
+    """The weights as ``OrtValue``, by name."""
     found: dict[str, Any] = {}
     for number, arg in args.items():
         source = structure.sources[number]
         if not source.form:
             found[f"w{number}"] = _value(arg)
             continue
-        if arg.handle is not None:
-            arrays = arg.handle.value.arrays
-        else:
-            packed = PACKED.get(arg, source.form)
-            if token is not None:
-                packed.refresh(token)
-            arrays = packed.arrays
+        arrays = pack(arg.view, source.dtype, source.form)
         found |= {f"w{number}{p.name}": _shared(arrays[p.name], p.dtype) for p in source.pieces}
     return found
 
@@ -219,15 +230,13 @@ def _value(arg: Arg) -> Any:
     return _shared(array, arg.dtype)
 
 
-def _remark(bound: Bound, session: Session) -> str:
+def _remark(count: int, copied: int, session: Session) -> str:
     """What `Program.explain` shows: the session, and the memory that it takes beside that of the program."""
-    count = len(bound.structure.nodes)
     parts = [f"{count} {'step' if count == 1 else 'steps'} in one session"]
-    if session.pattern is not None and (symbols := session.pattern.symbols):
+    if symbols := session.opened.pattern.symbols:
         parts.append(f"for all values of {len(symbols)} {'length' if len(symbols) == 1 else 'lengths'}")
     if session.repacked:
         parts.append(f"with {session.repacked:,} bytes of repacked weights")
-    sources = zip(bound.structure.sources, bound.staged, strict=True)
-    if copied := sum([staged and source.weight is None for source, staged in sources]):
+    if copied:
         parts.append(f"that copies {copied} strided operands before each run")
     return " ".join(parts)

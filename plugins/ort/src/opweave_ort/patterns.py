@@ -2,8 +2,8 @@
 allows.
 
 The first model of a skeleton gets a session for exactly its shapes. When a model of other sizes comes, lengths that
-differ become symbolic, and constants that differ, which are shapes and masks, become inputs: from then on one session
-serves all sizes, and so do the copies of weights that it has packed.
+differ become symbolic, and constants that differ, which are shapes and masks, become inputs: the session is opened
+again for all sizes, and the copies of weights that it had packed before are freed.
 """
 
 from __future__ import annotations

@@ -3,107 +3,113 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
-from weakref import ReferenceType, ref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
 
-import numpy as np
 import onnxruntime
 
-from opweave_ort.model import ONNX_TYPES, Model
+from opweave_ort.model import Model
 from opweave_ort.patterns import Pattern, skeleton_of
 from opweave_ort.runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from opweave.graph.dtypes import DType
-    from opweave.graph.layout import Shape
     from opweave.runtime.host.threads import ThreadPool
+    from opweave_ort.calls import SessionCall
     from opweave_ort.providers import Provider
 
-__all__ = ["SESSIONS", "Session", "Sessions", "probe"]
+__all__ = ["SESSIONS", "Opened", "Session", "Sessions", "open_session", "probe"]
 
-Array = np.ndarray[Any, Any]
+
+class Opened(NamedTuple):
+    """A session of ONNX Runtime.
+
+    Attributes:
+        native: the session.
+        pattern: the models that it serves.
+        keep: what it reads where it lies.
+    """
+
+    native: onnxruntime.InferenceSession
+    pattern: Pattern
+    keep: object
 
 
 class Session:
-    """A session with the weights that it was given.
+    """A session that programs share. Once it is opened again, for more sizes or with weights that were written, the one
+    before is freed with all that it has packed: calls are bound to the new one when they next run.
 
     Args:
-        model: the serialized model.
-        weights: name -> array of each initializer that the model only declares.
-        in_place: the names of those that the session reads where they are; of others it keeps copies.
-        provider, options: what runs it. ONNX Runtime's kernels for the CPU run what it does not.
-        threads: how many, or the pool that says so.
-        keep: objects that own the memory of the weights.
-        wide: whether the model computes in f64.
-        repacked: bytes of weights repacked by this plugin, which sessions may share, or by ONNX Runtime.
-        pattern: the models that it serves; ``None``: only the given one.
+        make: opens a session of ONNX Runtime for all models that fit a pattern.
+        pattern: the first one.
+        repacked: bytes of weights that it packs, beside those that the program counts.
 
-    Raises:
-        Exception: ONNX Runtime's, for models that the provider has no kernels for.
+    Attributes:
+        opened: what runs now.
     """
 
-    def __init__(
-        self,
-        model: bytes,
-        weights: Mapping[str, Any],
-        in_place: Collection[str],
-        provider: Provider,
-        options: Mapping[str, str],
-        threads: int | ThreadPool,
-        keep: Sequence[object] = (),
-        wide: bool = False,
-        repacked: int = 0,
-        pattern: Pattern | None = None,
-    ) -> None:
-        self._open = partial(_opened, model, in_place, provider, options, threads, wide)
+    def __init__(self, make: Callable[[Pattern], Opened], pattern: Pattern, repacked: int = 0) -> None:
+        self._make = make
         self._token: object = None
-        self.native = self._open(weights)
+        self._calls: Final[WeakSet[SessionCall]] = WeakSet()
+        self._lock: Final = Lock()
         self.repacked: Final = repacked
-        self.pattern: Final = pattern
-        self._keep = (weights, keep)
+        self.opened = make(pattern)
 
-    def refresh(self, token: object, weights: Callable[[], Mapping[str, Any]]) -> None:
+    def join(self, call: SessionCall) -> None:
+        """Tell the call when it has to be bound again."""
+        with self._lock:
+            self._calls.add(call)
+
+    def widen(self, make: Callable[[Pattern], Opened], model: Model) -> None:
+        """Serve another model of the skeleton, too."""
+        self._make = make
+        self._open(self.opened.pattern.widened(model))
+
+    def refresh(self, token: object) -> None:
         """Open the session again after its weights were written, as ONNX Runtime may have packed them; once for each
-        token. What was bound to it has to be bound again."""
+        token."""
         if self._token is not token:
             self._token = token
-            self._keep = (weights(), self._keep[1])
-            self.native = self._open(self._keep[0])
+            self._open(self.opened.pattern)
 
-    def bind(
-        self,
-        inputs: Sequence[tuple[DType, Shape, int]],
-        outputs: Sequence[tuple[DType, Shape, int]],
-        constants: Mapping[str, Array] = MappingProxyType({}),
-    ) -> Any:
-        """An io binding on memory: type, shape and address of each input ``in0``, ... and of each output, and the
-        constants that are inputs of this session. Whoever binds keeps all of it alive."""
-        binding = self.native.io_binding()
-        for i, (dtype, shape, address) in enumerate(inputs):
-            binding.bind_input(f"in{i}", "cpu", 0, ONNX_TYPES[dtype], shape, address)
-        for name, array in constants.items():
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for value, (dtype, shape, address) in zip(self.native.get_outputs(), outputs, strict=True):
-            binding.bind_output(value.name, "cpu", 0, ONNX_TYPES[dtype], shape, address)
-        return binding
+    def _open(self, pattern: Pattern) -> None:
+        self.opened = self._make(pattern)
+        with self._lock:
+            for call in self._calls:
+                call.unbind()
 
 
-def _opened(
+def open_session(
     model: bytes,
+    weights: Mapping[str, Any],
     in_place: Collection[str],
     provider: Provider,
     options: Mapping[str, str],
     threads: int | ThreadPool,
-    wide: bool,
-    weights: Mapping[str, Any],
+    wide: bool = False,
+    spins: bool = True,
 ) -> onnxruntime.InferenceSession:
-    """ONNX Runtime's session."""
+    """A session of ONNX Runtime.
+
+    Args:
+        model: the serialized model.
+        weights: name -> value of each initializer that the model only declares.
+        in_place: the names of those that the session reads where they are, as long as it lives. Of others it makes
+            copies, which it frees when it has packed them.
+        provider, options: what runs it. ONNX Runtime's kernels for the CPU run what it does not.
+        threads: how many, or the pool that says so.
+        wide: whether the model computes in f64.
+        spins: whether threads wait for work in a loop until a run ends.
+
+    Raises:
+        Exception: ONNX Runtime's, for models that the provider has no kernels for.
+    """
     settings = RUNTIME.options(threads)
+    if not spins:
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Both are needed: optimizers read what the first gives, which alone would be copied; kernels read the second.
     settings.add_external_initializers(list(weights), list(weights.values()))
     for name in in_place:
@@ -122,38 +128,46 @@ class Sessions:
     """The sessions of the process, by what they compute. One lives as long as a plan uses it.
 
     Attributes:
-        made: how many were made so far.
+        made: how often one was opened so far, for a model of a new skeleton or of sizes that did not fit before.
     """
 
     def __init__(self) -> None:
-        self._known: Final[dict[Hashable, list[ReferenceType[Session]]]] = {}
+        self._known: Final[WeakValueDictionary[Hashable, Session]] = WeakValueDictionary()
         self._lock: Final = Lock()
         self.made = 0
 
-    def get(self, key: Hashable, model: Model, make: Callable[[Pattern], Session]) -> Session:
-        """A session that serves the model; made if there is none.
+    def get(self, key: Hashable, model: Model, make: Callable[[Pattern], Opened], repacked: int) -> Session:
+        """A session that serves the model; made, or opened for more sizes, if there is none.
 
         Args:
             key: all that sessions depend on besides their models.
+            make, repacked: as of `Session`.
         """
         with self._lock:
-            for other in [k for k, refs in self._known.items() if not any(r() for r in refs)]:
-                del self._known[other]
-            known = self._known.setdefault((key, skeleton_of(model)), [])
-            alive = [session for known_ref in known if (session := known_ref()) is not None]
-            for session in alive:
-                if session.pattern is not None and session.pattern.fits(model):
-                    return session
-            widest = alive[-1].pattern if alive else None
-            made = make(Pattern.of(model) if widest is None else widest.widened(model))
-            known.append(ref(made))
+            known = key, skeleton_of(model)
+            session = self._known.get(known)
+            if session is None:
+                session = self._known[known] = Session(make, Pattern.of(model), repacked)
+            elif session.opened.pattern.fits(model):
+                return session
+            else:
+                session.widen(make, model)
             self.made += 1
-            return made
+            return session
+
+    def alive(self) -> list[Session]:
+        """Those that are in memory."""
+        with self._lock:
+            return list(self._known.values())
+
+    @property
+    def packed(self) -> int:
+        """Bytes of weights that they have packed."""
+        return sum([session.repacked for session in self.alive()])
 
     def count(self) -> int:
         """How many are in memory."""
-        with self._lock:
-            return sum(known() is not None for several in self._known.values() for known in several)
+        return len(self.alive())
 
 
 SESSIONS: Final = Sessions()
@@ -166,10 +180,10 @@ def probe(provider: Provider, options: Mapping[str, str]) -> Exception | None:
     model = Model()
     model.output(model("Add", *[model.input("in0", f32, (1,))] * 2), f32, (1,))
     try:
-        session = Session(model.serialized(), {}, (), provider, options, 1)
+        session = open_session(model.serialized(), {}, (), provider, options, 1)
     except Exception as error:  # ONNX Runtime's errors have no class in common
         return error
-    if provider.name in session.native.get_providers():
+    if provider.name in session.get_providers():
         return None
     return RuntimeError(_left_out(provider))  # ONNX Runtime only logs this, and would compute on the CPU
 

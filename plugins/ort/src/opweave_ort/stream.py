@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from onnxruntime import RunOptions
@@ -12,6 +13,7 @@ from opweave.contract import Arg, Call, Group, Step, Stream
 from opweave.errors import AllocationError, BoundsError, Cancelled, DeviceLostError
 from opweave.runtime.host.threads import ThreadPool, pool_of
 from opweave_ort.groups import bind_group
+from opweave_ort.phases import phases
 from opweave_ort.structure import is_within, writes
 
 if TYPE_CHECKING:
@@ -35,26 +37,34 @@ class OrtStream(Stream):
         self.provider, self.provider_options = device.provider, device.options
         self.pool, self.threads = pool_of(threads)
         self.run_options: Final = RunOptions()  # of all its runs, of which one is made at a time
+        self._gives_back = False
+        self.spins = True  # whether threads wait in a loop for work; those of many sessions would take cores
 
     def _fuse(self, steps: Sequence[Step]) -> Sequence[Group]:
-        """One group of all steps. Operands that are no numbered values may overlap in ways that an ONNX graph cannot
-        show; with one of them all steps stay alone. A group writes a state once, and what it then reads of it lies
-        wholly within that region or wholly outside."""
+        """One group of all steps, or those of `phases`. Operands that are no numbered values may overlap in ways that
+        an ONNX graph cannot show; with one of them all steps stay alone. A group writes a state once, and what it then
+        reads of it lies wholly within that region or wholly outside."""
         if not all(arg.value >= 0 for step in steps for arg in (step.out, *step.srcs)):
             return [Group((step,)) for step in steps]
         groups: list[list[Step]] = []
         written: dict[int, Arg] = {}
-        for step in steps:
+        last = -1
+        for phase, step in phases(self.device, steps, self.repack):
             partly = any(_crosses(arg, written[arg.value]) for arg in step.srcs if arg.value in written)
-            if not groups or partly or (writes(step) and step.out.value in written):
+            if phase > last or partly or (writes(step) and step.out.value in written):
+                last = phase
                 groups.append([])
                 written.clear()
             groups[-1].append(step)
             if writes(step):
                 written[step.out.value] = step.out
+        self.spins = last <= 0
         return [Group(tuple(group)) for group in groups]
 
     def _bind(self, group: Group) -> Call:
+        if self.repack < inf and not self._gives_back:  # memory is to be saved: a run gives back what it has taken
+            self._gives_back = True
+            self.run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         return bind_group(self, group)
 
     def _inlines(self, other: Stream) -> bool:

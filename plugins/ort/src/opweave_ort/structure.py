@@ -167,7 +167,7 @@ class _Finder:
     def _entered(self, arg: Arg, form: Form) -> tuple[int, Window]:
         key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
         if key not in self._seen:
-            overwritten = arg.handle is None and any(_overlap(arg, out) for out in self._written)
+            overwritten = any(_overlap(arg, out) for out in self._written)
             self._seen[key] = self._enter(arg, form, overwritten)
         return self._seen[key]
 

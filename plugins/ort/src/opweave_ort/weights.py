@@ -8,22 +8,17 @@ with the sums of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from threading import Lock
 from typing import Any, Final, Literal, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from opweave.contract import Arg
 from opweave.graph.dtypes import DType, f32, u8
-from opweave.graph.layout import Shape
+from opweave.graph.layout import Shape, nbytes
 from opweave.graph.precision import Precision
 from opweave.ops.blocks import BlockParts, block_parts
 
 __all__ = [
-    "FOUR_BITS", "OFFSETS", "PACKED", "REVERSIBLE", "Form", "PackedWeight", "Piece", "block_length", "form_of", "pack",
-    "pieces", "unpack",
+    "FOUR_BITS", "OFFSETS", "Form", "Piece", "block_length", "form_of", "pack", "packed_nbytes", "pieces",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -36,9 +31,6 @@ FOUR_BITS: Final = frozenset({"q4_0", "q4_1", "q4_k", "q3_k", "q2_k", "tq1_0", "
 
 OFFSETS: Final = frozenset({"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"})
 """Types with an offset for each block; their integers are unsigned, those of the others signed."""
-
-REVERSIBLE: Final = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
-"""Types whose blocks follow from what they are repacked to, as each scale is stored as it is used."""
 
 _PARTS_OF_16: Final = frozenset({"q2_k", "q3_k", "q6_k", "iq2_s", "iq2_xs", "iq1_m", "nvfp4"})
 
@@ -76,6 +68,14 @@ def pieces(dtype: DType, shape: Shape, form: Form) -> list[Piece]:
     if dtype.name in OFFSETS:
         found.append(Piece("offsets", f32, (blocks, outputs)))
     return found
+
+
+def packed_nbytes(dtype: DType, shape: Shape, form: Form) -> int:
+    """Bytes that a weight of shape (out, in) takes in a session: ONNX Runtime packs integers with their scales, for
+    products in int8 also with their sums, which are f32 for each block, and keeps the scales that it was given."""
+    again = 2 if form == "bytes" or dtype.name in FOUR_BITS else 0
+    found = pieces(dtype, shape, form)
+    return sum([nbytes(p.shape, p.dtype) * (1 + again * (p.name == "scales")) for p in found])
 
 
 TILE: Final = 1 << 18
@@ -128,79 +128,3 @@ def _nibbles(integers: Array) -> Array:
     """Two integers of 4 bits in each byte, the first one in the lower half."""
     values = integers.astype(np.uint8)
     return values[..., ::2] | values[..., 1::2] << 4
-
-
-def unpack(arrays: Mapping[str, Array], dtype: DType, form: Form) -> Array:
-    """What `pack` was given, bit for bit, of a type in `REVERSIBLE` with finite scales and offsets."""
-    if form == "bytes":
-        whole = arrays["bytes"]
-    else:
-        whole = _integers(arrays["low"])
-        if dtype.name not in FOUR_BITS:
-            whole = whole | _integers(arrays["high"]) << 4
-    outputs, blocks, _ = whole.shape
-    parts: list[Array] = [arrays["scales"][..., None].astype(np.float16).view(np.uint8)]
-    if dtype.name in OFFSETS:
-        parts.append(arrays["offsets"].T[..., None].astype(np.float16).view(np.uint8))
-    if dtype.name == "q8_0":
-        parts.append(whole ^ 128)  # from 0 .. 255 to the bytes of -128 .. 127
-    else:
-        raw = whole - np.uint8(112) if dtype.name == "q5_0" else whole
-        if dtype.name.startswith("q5"):
-            parts.append(np.packbits(raw >> 4, -1, "little"))
-        low = raw & 15
-        parts.append(low[..., :16] | low[..., 16:] << 4)
-    return np.concatenate(parts, -1).reshape(outputs, blocks * dtype.itemsize)
-
-
-def _integers(pairs: Array) -> Array:
-    """The reverse of `_nibbles`."""
-    return np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1)
-
-
-class PackedWeight:
-    """A repacked weight, which all sessions share that use it.
-
-    Attributes:
-        arrays: by name of the piece.
-        nbytes: of the arrays.
-    """
-
-    def __init__(self, arg: Arg, form: Form) -> None:
-        assert arg.buffer is not None
-        self._arg, self._form = arg, form  # keeps the buffer, whose ``id`` is a part of the key
-        self._token: object = None
-        self.arrays = pack(arg.view, arg.dtype, form)
-        self.nbytes = sum([array.nbytes for array in self.arrays.values()])
-
-    def refresh(self, token: object) -> None:
-        """Repack the weight after it was written, once for each token."""
-        if self._token is not token:
-            self._token = token
-            self.arrays = pack(self._arg.view, self._arg.dtype, self._form)
-
-
-class PackedWeights:
-    """The repacked weights of the process. One lives as long as a session uses it."""
-
-    def __init__(self) -> None:
-        self._known: Final[WeakValueDictionary[Hashable, PackedWeight]] = WeakValueDictionary()
-        self._lock: Final = Lock()
-
-    def get(self, arg: Arg, form: Form) -> PackedWeight:
-        """The weight in a form."""
-        key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
-        with self._lock:
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = PackedWeight(arg, form)
-            return found
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        with self._lock:
-            return sum([weight.nbytes for weight in self._known.values()])
-
-
-PACKED: Final = PackedWeights()

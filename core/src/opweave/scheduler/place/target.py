@@ -77,6 +77,7 @@ class Target:
         self.repack: Final = repack
         self.index: Final = index
         self.stream: Final = stream
+        stream.repack = repack
         self.device: Final = stream.device
         self.name: Final = stream.device.name
         self.buffer_type: Final = stream.device.default_buffer_type if buffer_type is None else buffer_type

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import numpy as np
 
 from opweave.contract import Step
 from opweave.graph.dtypes import QUANTIZED, DType, f32, f64
-from opweave.graph.precision import Precision
 from opweave_ort.kernels.table import HALVES, emits
 from opweave_ort.model import MICROSOFT, Model, Operand
-from opweave_ort.packed import PackedType
 from opweave_ort.weights import FOUR_BITS, OFFSETS, Form, block_length, form_of, pieces
 
 _TYPES: Final = " ".join(["f32", HALVES, *[t.name for t in QUANTIZED]])
 
 
-def _why_not(step: Step, precision: Precision = "exact") -> str | None:
-    w = step.srcs[1]
-    if not w.dtype.is_quantized:
+def _why_not(step: Step) -> str | None:
+    if not step.srcs[1].dtype.is_quantized:
         return "the weights are not quantized"
-    kind, form = w.buffer_type, form_of(w.dtype, precision)
-    if isinstance(kind, PackedType) and kind.form != form:
-        return f"the weights lie in {kind.name}, a form for another precision"
     return "MatMulNBits computes in f32" if step.out.dtype is f64 else None
 
 
-_why_not_of_bytes: Final = partial(_why_not, precision="int8")
-
-
-@emits("linear", dtypes=_TYPES, accepts=PackedType, when=_why_not)
+@emits("linear", dtypes=_TYPES, when=_why_not)
 def linear(m: Model, op: str, out: Operand, x: Operand, w: Operand, b: Operand | None = None, *, blocks: DType) -> str:
     return product(m, out, x, w, b, form_of(blocks, "exact"), 0)
 
 
-@emits("linear", dtypes=_TYPES, accepts=PackedType, when=_why_not_of_bytes, precision="int8")
+@emits("linear", dtypes=_TYPES, when=_why_not, precision="int8")
 def linear_of_bytes(
     m: Model, op: str, out: Operand, x: Operand, w: Operand, b: Operand | None = None, *, blocks: DType
 ) -> str:
