@@ -8,7 +8,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 __all__ = ["pip_install"]
 
@@ -47,5 +46,7 @@ def _origin() -> Path | None:
         url = urlsplit(json.loads(noted or "{}").get("url", ""))
     except (metadata.PackageNotFoundError, ValueError):
         return None
+    from urllib.request import url2pathname  # brings HTTP, which importing opweave must not pay for
+
     place = Path(url2pathname(url.path)) if url.scheme == "file" else None
     return place if place is not None and place.exists() else None
