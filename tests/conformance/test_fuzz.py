@@ -126,7 +126,7 @@ def faulty(tmp_path, monkeypatch):
     ],
 )
 def test_planted_faults_are_found_and_shrunk_to_scripts_that_repeat_them(faulty, fault, kind, reason, within):
-    seconds = 1.5 if fault == "hang" else 60  # each hang is waited for so long, and about ten are: sound cases take 10 ms
+    seconds = 1.5 if fault == "hang" else 60  # about ten hangs are waited for so long; a sound case takes 10 ms
     search = faulty(fault, seconds=seconds)
     finding = next((f for f in map(search.try_case, range(within)) if f is not None), None)
     assert finding is not None, f"not found within {within} cases"
