@@ -237,6 +237,7 @@ def test_sigterm_ends_a_server_in_order(token):
 def test_a_server_that_is_starting_a_new_process_ends_at_once(token):
     server = ServerProcess("--token-file", str(token))
     os.kill(server.worker, signal.SIGKILL)
+    assert server.process.stderr is not None
     assert "starting a new one" in server.process.stderr.readline()
     start = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
