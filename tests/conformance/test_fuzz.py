@@ -126,7 +126,8 @@ def faulty(tmp_path, monkeypatch):
     ],
 )
 def test_planted_faults_are_found_and_shrunk_to_scripts_that_repeat_them(faulty, fault, kind, reason, within):
-    search = faulty(fault, seconds=3 if fault == "hang" else 60)
+    seconds = 1.5 if fault == "hang" else 60  # about ten hangs are waited for so long; a sound case takes 10 ms
+    search = faulty(fault, seconds=seconds)
     finding = next((f for f in map(search.try_case, range(within)) if f is not None), None)
     assert finding is not None, f"not found within {within} cases"
     assert (finding.kind, finding.alone) == (kind, True)
@@ -137,7 +138,7 @@ def test_planted_faults_are_found_and_shrunk_to_scripts_that_repeat_them(faulty,
     if fault == "leak":
         return  # the script itself ends well
     # The written script repeats it: it fails by itself, as Python runs it.
-    ran = Child(4)
+    ran = Child(min(seconds, 4))
     try:
         assert ran.run(finding.script).kind == kind
     finally:

@@ -234,6 +234,18 @@ def test_sigterm_ends_a_server_in_order(token):
         device.alloc(100)
 
 
+def test_a_server_that_is_starting_a_new_process_ends_at_once(token):
+    server = ServerProcess("--token-file", str(token))
+    os.kill(server.worker, signal.SIGKILL)
+    assert server.process.stderr is not None
+    assert "starting a new one" in server.process.stderr.readline()
+    start = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    _, errors = server.process.communicate(timeout=30)
+    assert (server.process.returncode, errors) == (0, "")
+    assert time.monotonic() - start < 4
+
+
 def test_metrics_are_shown_to_prometheus(counting, token):
     connection = opweave_remote.connect(counting.address, token_file=token)
     kept = connection.devices[0].alloc(12345)

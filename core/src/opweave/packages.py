@@ -7,6 +7,7 @@ import shlex
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 __all__ = ["pip_install"]
 
@@ -40,13 +41,12 @@ def _in_clone(core: Path, requirement: str) -> str:
 @cache
 def _origin() -> Path | None:
     """The folder or the wheel that ``opweave`` was installed from, which pip notes by PEP 610; ``None``: an index."""
-    from urllib.parse import urlsplit  # importing a plugin must not pay for these
-    from urllib.request import url2pathname
-
     try:
         noted = metadata.distribution("opweave").read_text("direct_url.json")
         url = urlsplit(json.loads(noted or "{}").get("url", ""))
     except (metadata.PackageNotFoundError, ValueError):
         return None
+    from urllib.request import url2pathname  # brings HTTP, which importing opweave must not pay for
+
     place = Path(url2pathname(url.path)) if url.scheme == "file" else None
     return place if place is not None and place.exists() else None

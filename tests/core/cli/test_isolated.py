@@ -9,7 +9,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.support.plugins_for_tests import backend, write_distribution
 
@@ -155,3 +157,14 @@ def test_the_commands_of_plugins_go_on_too(opweave, tmp_path):
     done = opweave("hello")
     assert done.stdout.splitlines() == ["Greetings"]
     assert "no commands from plugin 'bad': it ended the process with exit status 0" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_weights_are_listed_too_and_no_devices_are_looked_for(opweave, tmp_path):
+    write_distribution(tmp_path / "site", "bad", DEATHS["exits"][0], value="opweave_bad")
+    write_distribution(tmp_path / "site", "deadly", backend(body=DEATHS["exits"][0].replace("\n", "; ")))
+    save_file({"w": np.zeros(3, np.float32)}, tmp_path / "w.safetensors")
+    done = opweave("weights", str(tmp_path / "w.safetensors"), "--json")
+    assert [tensor["name"] for tensor in json.loads(done.stdout)["tensors"]] == ["w"]
+    assert "without plugin 'bad': it ended the process with exit status 0" in done.stderr
+    assert "deadly" not in done.stderr

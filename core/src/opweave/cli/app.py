@@ -167,5 +167,5 @@ def _weights(
     as_json: Json = False,
 ) -> None:
     """List the tensors of a file or folder of weights: name, dtype, shape, bytes; and its metadata."""
-    leave_out_deadly()
+    leave_out_deadly(question="extensions")
     show_weights(path, names or (), as_json=as_json)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from typing import Any
-
-import typer
-from typer.main import get_group
+from typing import TYPE_CHECKING, Any
 
 from opweave import registry
 from opweave.cli import probe
 from opweave.cli.output import plain, quiet_stdout
 from opweave.errors import Broken
 from opweave.registry import State
+
+if TYPE_CHECKING:
+    import typer
 
 __all__ = ["add_plugin_commands", "collect"]
 
@@ -34,6 +34,8 @@ def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> set[str]
     Args:
         reserved: names of commands that plugins may not use.
     """
+    from typer import Typer  # `collect` needs none of it
+
     for name, why in probe.ask("extensions")["broken"].items():
         registry.REGISTRY.exclude(name, Broken(why))
         print(plain(f"opweave: no commands from plugin {name!r}: {why}"), file=sys.stderr)
@@ -41,7 +43,7 @@ def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> set[str]
         registry.REGISTRY.load_hook_modules()
     used = set(reserved)
     for plugin, module in list(registry.REGISTRY.hooks.implementers("opweave_cli")):
-        part = typer.Typer()
+        part = Typer()
         try:
             with quiet_stdout():
                 registry.REGISTRY.hooks.call(module, "opweave_cli", app=part)
@@ -60,4 +62,6 @@ def add_plugin_commands(app: typer.Typer, reserved: Collection[str]) -> set[str]
 
 def _command_names(part: typer.Typer) -> set[str]:
     """Names of the commands in ``part``. Raises typer's error if their parameters are invalid."""
+    from typer.main import get_group
+
     return set(get_group(part).commands) if part.registered_commands or part.registered_groups else set()

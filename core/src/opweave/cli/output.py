@@ -10,14 +10,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from math import isfinite
-from typing import Any, Final, NamedTuple
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from opweave.registry.discovery import core_version
+
+if TYPE_CHECKING:  # processes that ask plugins print nothing, and are started often
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
     "Row", "accept_any_text", "plain", "print_json", "print_rows", "progress", "quiet_stdout", "to_json",
@@ -41,6 +42,8 @@ class Row(NamedTuple):
 
 def unusable_details(device: Mapping[str, str]) -> list[tuple[str, Text]]:
     """The lines about a device that does not work, an `UnusableDevice` as a dict: name, cause, remedy."""
+    from rich.text import Text
+
     about = f"{device['name']}: {device['description']}" if device["description"] else device["name"]
     lines = [("unusable", Text(about)), ("cause", Text(device["error"], "yellow"))]
     return [*lines, ("remedy", Text(device["remedy"]))] if device["remedy"] else lines
@@ -71,11 +74,15 @@ def _similar(error: UnicodeError) -> tuple[str, int]:
 
 
 def _shown(text: Text) -> Text:
+    from rich.text import Text
+
     return Text(plain(text.plain), text.style)
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, footer: str = "") -> None:
     """Print a table, details ``indent`` columns from the left. Nothing is cut: the last column and details wrap."""
+    from rich.text import Text
+
     rows = [
         Row([_shown(cell) for cell in row.cells], [(plain(label), _shown(text)) for label, text in row.details])
         for row in rows
@@ -98,10 +105,14 @@ def print_rows(header: Sequence[str], rows: Sequence[Row], *, indent: int, foote
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def _line(cells: Sequence[Text], widths: Sequence[int]) -> Table:
+    from rich.table import Table
+
     line = Table.grid(padding=(0, _GAP, 0, 0))
     for width in widths[: len(cells) - 1]:
         line.add_column(width=width, no_wrap=True)
@@ -112,6 +123,9 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Table:
 
 def progress(*columns: ProgressColumn, quiet: bool) -> Progress:
     """A progress bar on stderr that disappears when it is done, with ``columns`` behind it; only on terminals."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     return Progress(
         TextColumn("{task.description}", markup=False),

@@ -55,18 +55,19 @@ def ask(question: str, *, isolated: bool = False, seconds: float = SECONDS, **op
     return found
 
 
-def leave_out_deadly(names: Collection[str] = ()) -> None:
+def leave_out_deadly(names: Collection[str] = (), question: str = "plugins") -> None:
     """Load plugins in another process first; those that take it down are not run in this one, and named on
     standard error. For commands that use devices themselves.
 
     Args:
         names: of plugins or their devices; none: every plugin.
+        question: what they are asked: ``"extensions"``, where the command uses their hooks, and no devices.
     """
     wanted = {name.partition(":")[0] for name in names}
     untried = [name for name in _untried() if not wanted or name in wanted]
     # What they print there is printed again here.
-    if untried and isinstance(_in_child("plugins", {}, {}, CHILD_SECONDS, only=",".join(untried), quiet=True), Death):
-        for name, why in _deadly("plugins", {}, untried, CHILD_SECONDS).items():
+    if untried and isinstance(_in_child(question, {}, {}, CHILD_SECONDS, only=",".join(untried), quiet=True), Death):
+        for name, why in _deadly(question, {}, untried, CHILD_SECONDS).items():
             print(plain(f"opweave: without plugin {name!r}: {why}"), file=sys.stderr)
             _exclude(name, why)
 

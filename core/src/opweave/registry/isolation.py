@@ -23,6 +23,8 @@ from opweave.concurrency import Latch, Lock, start_thread
 from opweave.errors import Broken
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opweave.registry.records import Plugin
     from opweave.runtime.host.cache import FileCache
 
@@ -197,6 +199,9 @@ class Death(NamedTuple):
     began: bool = True
 
 
+_FILES: Final[dict[Path | None, FileCache]] = {}
+
+
 class Loading:
     """The file that says that this process loads a plugin; see the module's docstring.
 
@@ -213,7 +218,8 @@ class Loading:
         self._prefix: Final = sha256(repr(source).encode()).hexdigest()[:32]
         self._cache: FileCache | None = None
         if FOLDER in os.environ or own_cache_folder() is not None:
-            self._cache = FileCache(FOLDER, "loading", largest=1 << 12)
+            made = FileCache(FOLDER, "loading", largest=1 << 12)
+            self._cache = _FILES.setdefault(made.folder, made)  # it looks through the folder before it first writes
 
     def begin(self) -> None:
         """This process begins to load it."""
@@ -227,8 +233,8 @@ class Loading:
 
     def left(self) -> list[str]:
         """The files of processes that ended while they loaded it."""
-        entries = self._cache.entries() if self._cache is not None else ()
-        found = [path.name for path, _ in entries if path.name.startswith(f"{self._prefix}-")]
+        names = self._cache.names() if self._cache is not None else ()
+        found = [name for name in names if name.startswith(f"{self._prefix}-")]
         return [name for name in found if not _is_alive(name.rpartition("-")[2])]
 
     def forget(self) -> None:

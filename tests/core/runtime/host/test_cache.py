@@ -34,8 +34,10 @@ def test_what_was_stored_is_loaded(cache):
     assert cache.load("key") is None
     assert cache.store("key", b"value")
     assert cache.load("key") == b"value"
+    assert cache.names() == ["key"]
     cache.drop("key")
     assert cache.load("key") is None
+    assert cache.names() == []
 
 
 def test_a_checked_entry_that_was_damaged_is_dropped(tmp_path):

@@ -117,6 +117,12 @@ class FileCache:
             with suppress(OSError):
                 (self.folder / key).unlink()
 
+    def names(self) -> list[str]:
+        """What the folder has, by name, which costs no look at each file; none if it is missing or cannot be read."""
+        with suppress(OSError):
+            return os.listdir(self.folder) if self.folder is not None else []
+        return []
+
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """Every regular file of the folder and its status; none if the folder is missing or cannot be read."""
         found = []

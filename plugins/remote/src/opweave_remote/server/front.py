@@ -92,6 +92,9 @@ class Front:
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Door, Monitor]:
         process, door = start_worker(self._settings)
+        self._process = process
+        if self._stopping:  # `stop` has looked for it before it was there
+            process.kill()
         try:
             what, value, _ = door.receive()
         except (EOFError, OSError) as error:
@@ -195,7 +198,8 @@ class Front:
                 self._process, self._door, self._monitor = self._start()
                 self._ready.set()
             except OpweaveError as error:
-                self._log(f"error: {error}")
+                if not self._stopping:
+                    self._log(f"error: {error}")
                 break
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
@@ -261,6 +265,8 @@ class Front:
             self._pages.server_close()
         with suppress(OSError):
             self._door.send("stop", grace)
+        if not self._ready.is_set():  # the process is being started, and has no clients
+            self._process.kill()
         try:
             self._process.wait(grace + 20)
         except subprocess.TimeoutExpired:
