@@ -189,6 +189,34 @@ def test_a_fork_begins_with_the_first_tokens_of_its_origin(device, blocks):
     assert kv.free_sequences == 1
 
 
+def test_a_ring_that_was_cut_has_forgotten_what_a_second_cut_would_need(tmp_path):
+    """Also in forks, and in what is restored: the token before the window was overwritten."""
+    decoder = Decoder(["host"], layers=2, window=[6, None], sequences=3)
+    kv = decoder.kv
+    first = kv.join()
+    decoder.feed({first: 12})
+    assert kv.shortest(first) == 11
+    decoder.forget(first, 11)
+    other = kv.fork(first)
+    kv.save(first, tmp_path / "sequence")
+    third = kv.restore(tmp_path / "sequence")
+    decoder.seen |= dict.fromkeys((other, third), decoder.seen[first])
+    for sequence in (first, other, third):
+        assert kv.shortest(sequence) == 11
+        for call in (kv.truncate, kv.fork):
+            with pytest.raises(ow.BoundsError, match="had 12 tokens, of which windows keep the last 6"):
+                call(sequence, 10)
+        decoder.feed({sequence: 1})
+        decoder.forget(sequence, 11)
+        decoder.feed({sequence: 4})
+        assert kv.shortest(sequence) == 14
+    decoder.forget(third, 0)
+    decoder.feed({third: 6})
+    assert kv.shortest(third) == 0
+    decoder.forget(third, 2)
+    decoder.feed({third: 5})
+
+
 def test_a_shared_block_is_copied_before_it_is_cut():
     decoder = Decoder(["host"], layers=1, blocks=6)
     kv = decoder.kv

@@ -183,6 +183,7 @@ class KVCache:
         self.values: Final = states("values", value_sizes, value_dtypes)
         self._states: Final = tuple(zip((*self.keys, *self.values), self._rings * 2, strict=True))
         self._lengths: Final = np.zeros(sequences, np.int64)
+        self._longest: Final = np.zeros(sequences, np.int64)  # since they were empty: what rings were written up to
         self._tokens: Final[list[list[int]]] = [[] for _ in range(sequences)]
         self._joined: Final = np.zeros(sequences, np.bool_)
         self._tables: Final[list[list[int]]] = [[] if self._paged else [i] for i in range(sequences)]
@@ -260,6 +261,8 @@ class KVCache:
                 if ring or not self._paged or self._uses[first // self._room] == 1:
                     _erase(each, first, count)
         self._lengths[slot] = length
+        if not length:
+            self._longest[slot] = 0
         del self._tokens[slot][length:]
         if self._paged:
             for block in reversed(table[kept:]):
@@ -280,11 +283,17 @@ class KVCache:
         before = int(self._lengths[slot])
         if not isinstance(length, (int, np.integer)) or not 0 <= length <= before:
             raise BoundsError(f"sequence {slot} has {before} tokens; it cannot be cut to {length!r:.60}")
-        least = min((ring for ring in self._rings if ring), default=before)
-        if 0 < length < before - 1 and before > least:
-            raise BoundsError(f"sequence {slot} has {before} tokens, of which windows keep the last {least}: it can be "
-                              f"cut to {before - 1} or to 0, not to {length}")  # fmt: skip
+        if 0 < length < (shortest := self.shortest(slot)):
+            least = min(ring for ring in self._rings if ring)
+            raise BoundsError(f"sequence {slot} had {shortest + 1} tokens, of which windows keep the last {least}: it can "
+                              f"be cut to {shortest} or to 0, not to {length}")  # fmt: skip
         return slot, before, int(length)
+
+    def shortest(self, sequence: int) -> int:
+        """The least length to which `truncate` cuts a sequence, apart from 0: one less than the longest that it had, once
+        that was more than a window keeps. Raises `BoundsError` for one that is not in use."""
+        longest = int(self._longest[self._slot(sequence)])
+        return longest - 1 if any(0 < ring < longest for ring in self._rings) else 0
 
     def _taken_block(self) -> int:
         block = self._free.pop()
@@ -337,6 +346,7 @@ class KVCache:
             raise BoundsError(f"sequence {slot} fills a block in part, and none is free for a copy of it")
         new = self.join()
         self._lengths[new], self._tokens[new] = length, self._tokens[slot][:length]
+        self._longest[new] = self._longest[slot] if length else 0
         if self._paged:
             self._uses[table[:whole]] += 1
             self._tables[new] = [*table[:whole], *[self._taken_block() for _ in part]]
@@ -374,7 +384,8 @@ class KVCache:
         parts = [read_leaf(each[first : first + count]) for each, ring in self._states
                  for first, count in self._rows(ring, slot, 0, length)]  # fmt: skip
         data = b"".join([part.tobytes() for part in parts])
-        header = {"sequence": self._tokens[slot], "label": label, "layers": self._layout(), "checksum": crc32(data)}
+        header = {"sequence": self._tokens[slot], "longest": int(self._longest[slot]), "label": label,
+                  "layers": self._layout(), "checksum": crc32(data)}  # fmt: skip
         Path(path).write_bytes(pack(header, [np.frombuffer(data, np.uint8)]))
 
     def restore(self, path: str | os.PathLike[str], label: str = "") -> int:
@@ -394,6 +405,9 @@ class KVCache:
         if header.get("label") != label:
             raise FormatError(f"{os.fspath(path)} was saved with the label {header.get('label')!r:.60}, not {label!r}")
         length = len(tokens)
+        longest = header.get("longest")
+        if type(longest) is not int or not length <= longest < 1 << 62:
+            raise FormatError(f"{os.fspath(path)} does not say how long its sequence was")
         if header.get("layers") != self._layout():
             raise ShapeError(f"{os.fspath(path)} is of a cache of other layers, groups, sizes, dtypes or windows than "
                              f"{self!r}")  # fmt: skip
@@ -406,7 +420,7 @@ class KVCache:
         new = self.join()
         try:
             self._grow({new: length})
-            self._tokens[new] = tokens
+            self._tokens[new], self._longest[new] = tokens, longest
             at = 0
             for (each, ring), count, size in zip(self._states, counts, sizes, strict=True):
                 values = data[at : at + size].view(each.dtype.numpy)
@@ -494,6 +508,7 @@ class KVCache:
         for slot, count in counts.items():
             self._tables[slot] += [self._taken_block() for _ in range(needed[slot])]
             self._lengths[slot] += count
+            self._longest[slot] = max(self._longest[slot], self._lengths[slot])
 
     def _slot(self, sequence: int) -> int:
         try:

@@ -148,7 +148,6 @@ class Model:
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
-        self._window: Final = self.config.window if any(self.config.windowed) else plan.context
         self._run_before: Final[set[tuple[int, ...]]] = set()
         # Where weights are computed with as they lie in the file, its pages stay.
         self._copies: Final = any(
@@ -275,7 +274,7 @@ class Model:
             for sequence in np.flatnonzero(cache.lengths).tolist():
                 tokens = cache.tokens(sequence)
                 count = [*map(eq, tokens, prompt[:-1]), False].index(False)
-                if count >= len(tokens) - 1 or len(tokens) <= self._window:
+                if count >= cache.shortest(sequence):
                     found[sequence] = count
             best = max(found, key=lambda sequence: (found[sequence], sequence in self._kept), default=None)
             if best is None or not found[best]:
