@@ -117,7 +117,7 @@ def test_the_plan_says_what_several_sequences_take(path, context, device):
         states = [*cache.keys, *cache.values]
         assert sum(state.nbytes for state in states) == pytest.approx(share.cache, rel=0.05)
         most = 0
-        for rows, tokens in ((1, min(512, context)), (3, 1)):
+        for rows, tokens in ((1, 1 << (min(512, context) - 1).bit_length()), (3, 1)):
             *arrays, reach = cache.specs(rows, tokens, cache.reaches[-1])
             program = llm.step.program(*[np.zeros(array.shape, np.int64) for array in arrays], reach)
             most = max(most, program.memory[device].temporaries)
@@ -163,6 +163,64 @@ def test_attention_over_a_long_context_is_counted(device, context, kv, tmp_path)
         tokens, one = np.zeros((1, min(context, 512)), np.int64), np.zeros((1, 1), np.int64)
         use = llm.step.program(tokens, tokens, tokens, one, np.zeros(1, np.int64), context).memory[device]
         assert use.temporaries == pytest.approx(llm.plan.shares[0].compute, rel=0.05)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl:0", "torch:cpu"])
+@pytest.mark.parametrize("context", [33, 100, 257, 300])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_contexts_of_any_length_take_what_the_plan_says(kind, context, device, tmp_path):
+    """In steps, which are padded to powers of two, and in all, after prompts of any length."""
+    available(device)
+    make_folder(kind, tmp_path, max_position_embeddings=512, hidden_size=128, num_hidden_layers=4)
+    with models.load(tmp_path, device, context=context, kv="f32") as llm:
+        cache, (share,) = llm.decoder_cache(), llm.plan.shares
+        tokens = 1 << (context - 1).bit_length()
+        *arrays, reach = cache.specs(1, tokens, cache.reaches[-1])
+        program = llm.step.program(*[np.zeros(array.shape, np.int64) for array in arrays], reach)
+        assert program.memory[device].temporaries == pytest.approx(share.compute, rel=0.05)
+        for length in (7, context // 2, 3, context - 1):
+            with llm.session() as session:
+                session.feed([5] * length)
+                session.logits()
+        assert llm.step.scheduler.buffer_size(device) == pytest.approx(share.compute, rel=0.05)
+
+
+def test_keys_lie_where_their_attention_was_moved(path):
+    file = models.open_model(path)
+    plain = models.plan_placement(file, "cpu", context=64)
+    with models.load(file, ["cpu", "host"], context=64, patterns={"*": "host"}) as llm:
+        assert llm.plan.devices == ("host",)
+        assert llm.plan.shares[0].cache == plain.shares[0].cache
+        with llm.session() as session:
+            session.feed([5, 6, 7])
+            moved = session.logits()
+        assert {state.leaf.device for state in llm.decoder_cache().keys} == {"host"}
+    with models.load(file, ["cpu", "host"], context=64, patterns={"blk.0.attn_*": "host"}) as llm:
+        caches = {share.device: share.cache for share in llm.plan.shares}
+        assert caches == {"host": plain.shares[0].cache // llm.config.layers,
+                          "cpu": plain.shares[0].cache - plain.shares[0].cache // llm.config.layers}  # fmt: skip
+        assert llm.plan.placed["blk.0.ffn_up.weight"] == "cpu"
+        with llm.session() as session:
+            session.feed([5, 6, 7])
+            np.testing.assert_allclose(session.logits(), moved, atol=0.05)
+        assert llm.decoder_cache().keys[0].leaf.device == "host"
+
+
+@pytest.mark.parametrize("repack", [None, "1GiB"])
+def test_copies_are_made_within_a_budget(path, repack):
+    available("torch:cpu")
+    file = models.open_model(path)
+    free = models.plan_placement(file, "torch:cpu", context=64, repack="1GiB").shares[0]
+    budget = (free.total + free.weights + free.cache + free.compute) // 2
+    share = models.plan_placement(file, "torch:cpu", context=64, repack=repack, memory={"torch:cpu": budget}).shares[0]
+    assert share.total <= budget
+    assert share.copies < free.copies
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, "a", None])
+def test_a_chunk_has_tokens(path, chunk):
+    with pytest.raises(ow.BoundsError, match="chunk"):
+        models.plan_placement(models.open_model(path), "cpu", context=64, chunk=chunk)
 
 
 @pytest.mark.parametrize("wrong", ["foo", None, 5])

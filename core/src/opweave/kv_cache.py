@@ -285,13 +285,13 @@ class KVCache:
             raise BoundsError(f"sequence {slot} has {before} tokens; it cannot be cut to {length!r:.60}")
         if 0 < length < (shortest := self.shortest(slot)):
             least = min(ring for ring in self._rings if ring)
-            raise BoundsError(f"sequence {slot} had {shortest + 1} tokens, of which windows keep the last {least}: it can "
-                              f"be cut to {shortest} or to 0, not to {length}")  # fmt: skip
+            raise BoundsError(f"sequence {slot} had {shortest + 1} tokens, of which windows keep the last {least}: it "
+                              f"can be cut to {shortest} or to 0, not to {length}")  # fmt: skip
         return slot, before, int(length)
 
     def shortest(self, sequence: int) -> int:
-        """The least length to which `truncate` cuts a sequence, apart from 0: one less than the longest that it had, once
-        that was more than a window keeps. Raises `BoundsError` for one that is not in use."""
+        """The least length to which `truncate` cuts a sequence, apart from 0: one less than the longest that it had,
+        once that was more than a window keeps. Raises `BoundsError` for one that is not in use."""
         longest = int(self._longest[self._slot(sequence)])
         return longest - 1 if any(0 < ring < longest for ring in self._rings) else 0
 

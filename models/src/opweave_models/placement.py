@@ -178,6 +178,8 @@ def plan_placement(
     if not isinstance(context, int) or not 1 <= context <= config.context:
         raise BoundsError(f"context is a number of tokens from 1 to {config.context:,}, for which this model was made, "
                           f"not {context!r:.60}")  # fmt: skip
+    if not isinstance(chunk, int) or chunk < 1:
+        raise BoundsError(f"chunk is a number of tokens from 1 on, not {chunk!r:.60}")
     if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
         raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
     new_cache = partial(empty_cache, sequences=sequences, context=context, kv=kv)
@@ -204,14 +206,20 @@ def plan_placement(
     ]  # fmt: skip
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
     copied = cache(partial(_copied, rough))
-    shapes = {(1, min(chunk, context)), *([(sequences, 1)] if sequences > 1 else [])} if config.causal else {
-        batch_shape(TEXTS, tokens, context) for tokens in (context, TOKENS // TEXTS)
+    tokens = 1 << (min(chunk, context) - 1).bit_length()  # as steps are padded
+    shapes = {(1, tokens), *([(sequences, 1)] if sequences > 1 else [])} if config.causal else {
+        batch_shape(TEXTS, longest, context) for longest in (context, 1 << (context.bit_length() - 1), TOKENS // TEXTS)
     }  # fmt: skip
+    attention = [
+        next((forced[name] for name in (f"blk.{i}.attn_k.weight", f"blk.{i}.attn_qkv.weight") if name in forced), "")
+        for i in range(config.layers)
+    ]  # the devices to which callers move it, with its keys and values
 
     @cache
     def compute(layers: tuple[str, ...], repack: bool) -> dict[str, int]:
         placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes} | forced
-        return temporaries(file, placed, layers, new_cache, context, shapes, rough, repack)
+        states = [moved or device for moved, device in zip(attention, layers, strict=True)]
+        return temporaries(file, placed, states, new_cache, context, shapes, rough, repack)
 
     own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
            for i in range(config.layers)]  # fmt: skip
@@ -219,13 +227,16 @@ def plan_placement(
     taken = dict.fromkeys(named, 0)
     for name, device in forced.items():
         taken[device] += sizes[name]
-    layers = (
+    for i, device in enumerate(attention):
+        if device:
+            taken[device] += caches[i]
+    kept = [n if device else n + cache for n, cache, device in zip(own, caches, attention, strict=True)]
+    homes = tuple(
         _by_proportion(names, split, config.layers) if split is not None
-        else _by_memory(names, budgets, taken, [n + cache for n, cache in zip(own, caches, strict=True)], ends,
-                        lambda name: compute((name,) * config.layers, False)[name])
+        else _by_memory(names, budgets, taken, kept, ends, lambda name: compute((name,) * config.layers, False)[name])
     )  # fmt: skip
-    placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes}
-    placed |= forced
+    placed = {name: _home(name, homes, "output.weight" in sizes) for name in sizes} | forced
+    layers = tuple(moved or device for moved, device in zip(attention, homes, strict=True))
     used = [name for name in named if name in placed.values()]
     limit = None if repack is None else parse_bytes(repack)
     shares = tuple(
@@ -234,14 +245,14 @@ def plan_placement(
             sum(n for tensor, n in sizes.items() if placed[tensor] == name),
             sum(n for n, device in zip(caches, layers, strict=True) if device == name), 0, budgets[name],
         ), [tensor for tensor in sizes if placed[tensor] == name], limit, copied, chunk,
-        partial(compute, tuple(layers))) for name in used
+        partial(compute, homes)) for name in used
     )  # fmt: skip
     for share in shares:
-        least = share.weights + share.cache + share.compute
+        least = max(share.weights + share.cache + share.compute, share.total)
         if share.budget is not None and least > share.budget:
             why = "that was given" if share.device in given else "of nine tenths of what is free; memory= gives another"
             raise AllocationError(share.device, least, share.budget, f"by the budget {why}")
-    return Plan(shares, placed if len(shares) > 1 else {}, tuple(layers), context, sequences, kv,
+    return Plan(shares, placed if len(shares) > 1 else {}, layers, context, sequences, kv,
                 TOKENIZER * config.vocabulary)  # fmt: skip
 
 
@@ -265,14 +276,15 @@ def temporaries(
     context: int, shapes: Iterable[tuple[int, int]], precision: Precision, repack: bool,
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of temporary values by device, in steps of ``shapes`` (sequences, tokens): what the scheduler plans for the
-    first three layers of each kind, with copies of all weights that its devices want (``repack``) or of none."""
+    first three layers of each kind and the last one, with copies of all weights that its devices want (``repack``) or
+    of none."""
     kinds: dict[Any, list[int]] = {}
     of_layer = [{name.split(".", 2)[2]: name for name in file.tensors if name.startswith(f"blk.{i}.")}
                 for i in range(file.config.layers)]  # fmt: skip
     for i, names in enumerate(of_layer):
         alike = {part: (file.tensors[name].dtype, placed[name]) for part, name in names.items()}
         kinds.setdefault((file.config.windowed[i], layers[i], tuple(sorted(alike.items()))), []).append(i)
-    kept = sorted(i for alike in kinds.values() for i in alike[:3])
+    kept = sorted(i for alike in kinds.values() for i in {*alike[:3], alike[-1]})
     config = replace(file.config, layers=len(kept), windowed=tuple(file.config.windowed[i] for i in kept))
     named = {name: name for name in file.tensors if not name.startswith("blk.")}
     named |= {f"blk.{j}.{part}": name for j, i in enumerate(kept) for part, name in of_layer[i].items()}
@@ -304,16 +316,18 @@ def with_copies(
     file: ModelFile, share: Share, names: Sequence[str], limit: float | None, copied: Callable[..., Copied], chunk: int,
     compute: Callable[[bool], Mapping[str, int]],
 ) -> Share:  # fmt: skip
-    """A share with the copies of its weights that the scheduler makes within ``limit``, and the temporary values, with
-    all copies or with none; ``None``: the limit that keeps a decoder within `BOUND`, where no environment variable
-    gives another one; of an encoder all."""
+    """A share with the copies of its weights that the scheduler makes within ``limit`` and the budget, and the
+    temporary values, with all copies or with none; ``None``: the limit that keeps a decoder within `BOUND`, where no
+    environment variable gives another one; of an encoder all."""
     device = ow.device(share.device)
     usual = repack_limit(None, device)
     if limit is None and (usual < inf or not file.config.causal):
         limit = usual
-    most = min(BOUND * share.weights, inf if share.budget is None else share.budget)
-    if device.default_buffer_type.is_host:
-        most -= TOKENIZER * file.config.vocabulary
+    most = inf if share.budget is None else share.budget
+    if limit is None:
+        most = min(most, BOUND * share.weights)
+        if device.default_buffer_type.is_host:
+            most -= TOKENIZER * file.config.vocabulary
     steps = _products(file, share.device, names, chunk, copied)
     packed = sum({name: size for name, (kind, size) in steps if kind is None}.values())
     # The library's own copies: twice, for prompts and for single tokens, where the limit has room for that.
@@ -334,9 +348,10 @@ def with_copies(
         return replace(share, compute=needed, repack=limit, copies=sum(made.values()), wanted=wanted,
                        replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
 
-    if limit is not None:
-        return within(limit)
-    low, high = 0, 1 + wanted
+    limit = wanted if limit is None else limit
+    if (found := within(limit)).total <= most:
+        return found
+    low, high = 0, 1 + int(min(limit, wanted))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle).total <= most else (low, middle)

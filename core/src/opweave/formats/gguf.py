@@ -37,8 +37,8 @@ _NUMBERS: Final = {
 """Types of metadata by their numbers; 7 is bool."""
 _BOOL, _STRING, _ARRAY, _U32, _U64 = 7, 8, 9, _NUMBERS[4], _NUMBERS[10]
 
-_PART: Final = 1 << 16
-"""Bytes of a list of texts that are cut at a time."""
+_PART: Final = 1 << 10
+"""Bytes of a list of texts that are cut at a time, at first; up to 64 times as many where all of them are texts."""
 
 _DEPTH: Final = 8
 """Nested arrays that are read at most; models have none."""
@@ -122,23 +122,29 @@ class _Reader:
         """That many texts: a vocabulary has hundreds of thousands, which `string` would read in half a second.
 
         A length below 256 is a byte and seven zeros. So a part of the file is cut at every seven zeros, and what lies
-        between are texts, each with the first byte of the next length, as far as all lengths say so."""
+        between are texts, each with the first byte of the next length, as far as all lengths say so. Where they do not,
+        texts are read alone, twice as many each time, so that odd lists take no longer than that."""
+        self.at = self._advance(count * _U64.size, what)  # each has a length
         texts: list[str] = []
+        part, alone = _PART, 1
         while len(texts) < count:
-            part = bytes(self._view[self.at : self.at + _PART])
-            found = part.split(bytes(7), count - len(texts))[:-1]
+            data = bytes(self._view[self.at : self.at + part])
+            found = data.split(bytes(7), min(count - len(texts), part))[:-1]
             sizes = np.fromiter(map(len, found), np.int64, len(found))
             begins = np.cumsum(sizes + 7)  # of the texts, behind their lengths
-            agree = np.frombuffer(part, np.uint8)[begins[:-1] - 8] == sizes[1:] - 1
-            most = len(agree) if agree.all() else int(agree.argmin())
-            if not most or sizes[0] != 1:  # a length of 0, or above 255
-                texts += [self.string(what) for _ in range(min(16, count - len(texts)))]
-                continue
-            try:
-                texts += [str(text[:-1], "utf-8") for text in found[1 : most + 1]]
-            except UnicodeDecodeError as error:
-                raise FormatError(f"{self.path}: {what} is no UTF-8: {error}") from None
-            self.at += int(begins[most]) - 8
+            agree = np.frombuffer(data, np.uint8)[begins[:-1] - 8] == sizes[1:] - 1
+            most = (len(agree) if agree.all() else int(agree.argmin())) if found and sizes[0] == 1 else 0
+            if most:
+                try:
+                    texts += [str(text[:-1], "utf-8") for text in found[1 : most + 1]]
+                except UnicodeDecodeError as error:
+                    raise FormatError(f"{self.path}: {what} is no UTF-8: {error}") from None
+                self.at += int(begins[most]) - 8
+            if most and most == len(agree):
+                part, alone = min(2 * part, 64 * _PART), 1
+            else:  # a length of 0, or above 255
+                texts += [self.string(what) for _ in range(min(alone, count - len(texts)))]
+                part, alone = _PART, 2 * alone
         return texts
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:

@@ -345,15 +345,23 @@ class Scheduler:
             pinned = {**self._pins, **checked_pins(self._targets, pins or {})}
             return PlannedGraph(self._partition(AnnotatedGraph(Graph(tensors), pinned), allowed)[1], self.n_slots)
 
-    def reserve(self, *outputs: Outputs) -> dict[str, int]:
+    def reserve(self, *outputs: Outputs, sizes: Mapping[Where, int] | None = None) -> dict[str, int]:
         """Take memory for the largest graphs that will come, so that later builds allocate nothing. Kept until `reset`.
+
+        Args:
+            sizes: device or its name -> bytes, where they are known (`PlannedGraph.memory`) and nothing is to be built.
 
         Returns:
             Bytes allocated for temporaries by device.
 
         Raises:
             AllocationError: a device has no room.
+            SchedulerError: a size for a device that this scheduler does not have.
         """
+        with self._executor.lock:
+            self._executor.check_open()
+            for where, size in (sizes or {}).items():
+                self._reserved.append(self._arenas[find_target(self._targets, where).index].reserve(size))
         for output in outputs:
             self._reserved.extend(lease.again() for lease in self.build(output).internals.leases)
         return {target.name: arena.nbytes for target, arena in zip(self._targets, self._arenas, strict=False)}

@@ -64,6 +64,15 @@ class Arena:
         chunks = held + added
         return Lease(self, {index: chunks[index] for index in set(plan.chunks)})
 
+    def reserve(self, size: int) -> Lease:
+        """What is missing to ``size`` bytes, in as few chunks as the device allows; raises `AllocationError`."""
+        missing = max(0, size - sum(self.capacities()))
+        largest = self.target.buffer_type.max_size or missing
+        sizes = [min(largest, missing - begin) for begin in range(0, missing, max(1, largest))]
+        added = self._alloc(sizes, spare=False)
+        self.users.update(dict.fromkeys(added, 0))
+        return Lease(self, dict(enumerate(added)))
+
     def _alloc(self, sizes: Sequence[int], *, spare: bool) -> list[Buffer]:
         kind = self.target.buffer_type
         added: list[Buffer] = []
