@@ -142,6 +142,7 @@ def test_a_cased_encoder_becomes_a_file_with_the_same_ids(tmp_path):
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (8, 8),
         "embeddings.position_embeddings.weight": (16, 8),
+        "embeddings.token_type_embeddings.weight": (2, 8),
     }
     shapes |= {f"embeddings.LayerNorm.{kind}": (8,) for kind in ("weight", "bias")}
     shapes |= {f"{layer}{name}.LayerNorm.{kind}": (8,) for name in ("attention.output", "output")
