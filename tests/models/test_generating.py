@@ -505,8 +505,9 @@ def test_a_vocabulary_is_read_for_schemas_once(plain, monkeypatch):
     first = "".join(piece.text for piece in plain.generate("in", schema=schema))
     monkeypatch.setattr(type(plain.tokenizer.library), "to_str", None, raising=False)
     assert "".join(piece.text for piece in plain.generate("in", schema=schema)) == first
-    with pytest.raises(ow.FormatError, match="JSON schema"):
-        next(plain.generate("in", schema={"type": "nothing"}))
+    for wrong in ({"type": "nothing"}, {"$ref": "#/nowhere"}, "no JSON", "[1]", ""):
+        with pytest.raises(ow.FormatError, match="JSON schema"):
+            next(plain.generate("in", schema=wrong))
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -552,6 +553,7 @@ def test_five_hundred_steps_trace_build_and_allocate_nothing(folders, device, mo
         (["models", "plan", "MODEL", "--split", "inf"], "split has a number"),
         (["models", "plan", "MODEL", "--memory", "cpu=" + "9" * 400], "memory is a number"),
         (["generate", "MODEL", "-p", "in", "--schema", "BAD"], "UTF-8"),
+        (["generate", "MODEL", "-p", "in", "--schema", "TEXT"], "no JSON schema"),
         (["chat", "MODEL", "--template", "BAD"], "UTF-8"),
         (["serve-model", "MODEL", "--port", "65536"], "--port"),
         (["serve-model", "MODEL", "--port", "-1"], "--port"),
@@ -561,9 +563,9 @@ def test_five_hundred_steps_trace_build_and_allocate_nothing(folders, device, mo
 def test_commands_refuse_what_they_cannot_read(folders, tmp_path, command, says):
     """Errors of opweave, which its command line prints, or wrong calls."""
     (tmp_path / "bad").write_bytes(b"\xff\xfe")
-    done = called(
-        [{"MODEL": str(folders["llama"][0]), "BAD": str(tmp_path / "bad")}.get(each, each) for each in command]
-    )
+    (tmp_path / "text").write_text("no JSON", encoding="utf-8")
+    names = {"MODEL": folders["llama"][0], "BAD": tmp_path / "bad", "TEXT": tmp_path / "text"}
+    done = called([str(names.get(each, each)) for each in command])
     assert done.exit_code
     assert isinstance(done.exception, (ow.OpweaveError, SystemExit))
     assert says in f"{done.exception} {done.output}"

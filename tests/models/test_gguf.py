@@ -148,6 +148,31 @@ def test_commands_write_files(tmp_path, capsys):
     assert 0 < distance(logits(small)[0], logits(whole)[0]) < 0.02
 
 
+@pytest.mark.parametrize(
+    ("command", "suffix"), [(["convert"], "gguf"), (["convert"], "safetensors"), (["quantize", "q8_0"], "gguf")]
+)
+@pytest.mark.parametrize("length", [1, 300])
+def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path, command, suffix, length):
+    """The disk is full, or no file can have the name."""
+    from opweave_models import commands
+
+    resource = pytest.importorskip("resource")
+    make_folder("llama", tmp_path)
+    there = sorted(tmp_path.iterdir())
+    out = tmp_path / f"{'x' * length}.{suffix}"
+    app = typer.Typer()
+    commands.add(app)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        done = CliRunner().invoke(app, ["models", command[0], str(tmp_path), str(out), *command[1:]])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(done.exception, ow.PathError)
+    assert f"{out} cannot be written: " in str(done.exception)
+    assert sorted(tmp_path.iterdir()) == there
+
+
 @pytest.mark.parametrize("command", [["convert"], ["quantize", "q8_0"]])
 @pytest.mark.parametrize(("out", "says"), [("there.gguf", "is there"), (".", "is there"), ("no/x.gguf", "no folder")])
 def test_files_that_could_not_be_written_are_a_wrong_call(tmp_path, monkeypatch, command, out, says):

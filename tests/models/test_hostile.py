@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from tests.support.small_models import make_folder
 
 models = pytest.importorskip("opweave_models")
 REFUSALS = (ow.FormatError, ow.UnknownNameError, ow.DTypeError, ow.ShapeError, OSError)
@@ -173,6 +174,24 @@ def test_a_tensor_that_nothing_here_uses_is_named(tmp_path):
     write_llama(tmp_path / "m.gguf", lambda tensors: tensors.update({"blk.0.attn_q.scale": np.ones(1, np.float32)}))
     with pytest.raises(ow.FormatError, match=r"m\.gguf: tensor 'blk\.0\.attn_q\.scale'"):
         models.open_model(tmp_path / "m.gguf")
+
+
+def test_experts_in_blocks_one_by_one_are_refused(tmp_path):
+    pytest.importorskip("transformers")
+    from safetensors.numpy import load_file
+
+    make_folder("mixtral", tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mixtral")
+    for name, values in load_file(tmp_path / "model.safetensors").items():
+        kind = gguf.GGMLQuantizationType.Q8_0 if "experts" in name else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ow.FormatError, match=r"ffn_gate_exps.* floats are stacked"):
+        models.plan_placement(models.open_model(tmp_path), "cpu")
 
 
 def test_a_missing_bias_of_qwen2_is_named(tmp_path):

@@ -6,6 +6,7 @@ import gc
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,60 @@ def path(request, tmp_path_factory):
     make_folder("llama", folder, hidden_size=256, intermediate_size=1024)
     write_gguf(folder, folder / "model.gguf", request.param)
     return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixtral")
+    make_folder("mixtral", folder, hidden_size=256, intermediate_size=1024)
+    return folder
+
+
+def test_a_plan_reads_no_experts(experts):
+    def described():
+        file = models.open_model(experts)
+        for kind in (None, "q8_0"):
+            models.plan_placement(file, "cpu", context=64, quantize=kind)
+        assert placement.summary(file)["weights"]
+        assert file.label
+        file.release()
+
+    assert taken(described)[1] < models.open_model(experts).nbytes / 20
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts_are_in_memory_once(experts, device, quantize):
+    """Stacked or rounded, on the host or on a device with memory of its own, which is not counted here."""
+    own = not available(device).default_buffer_type.is_host
+    options = {"context": 64, "quantize": quantize, "precision": "exact"}
+
+    def computed():
+        llm = models.load(experts, device, **options)
+        with llm.session() as session:
+            session.feed(list(range(5, 40)))
+            return llm, session.logits()
+
+    (llm, logits), _, held = taken(computed)
+    (share,) = llm.plan.shares
+    assert held < (0.2 * share.weights if own else 1.1 * share.total)
+    with llm, models.load(experts, "host", **options) as other, other.session() as session:
+        session.feed(list(range(5, 40)))
+        np.testing.assert_allclose(logits, session.logits(), atol=0.001 * np.abs(logits).max())
+
+
+def taken(call):
+    """The result of the second of two calls, and the memory of arrays: at most meanwhile, and after it."""
+    call()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = call()
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+        return result, peak, held
+    finally:
+        tracemalloc.stop()
 
 
 def available(name):

@@ -24,7 +24,7 @@ from opweave_models.files import open_model
 from opweave_models.model import Model, load
 from opweave_models.placement import Plan, plan_placement, summary
 from opweave_models.sampling import Piece, Sampling
-from opweave_models.writing import write_gguf
+from opweave_models.writing import new_file, write_gguf
 
 __all__ = ["add"]
 
@@ -252,7 +252,7 @@ def plan(
 
 
 def _new(path: Path) -> Path:
-    if path.exists():
+    if os.path.exists(path):
         raise typer.BadParameter(f"{path} is there already; it is not overwritten")
     writable_file(path)
     return path
@@ -268,11 +268,16 @@ def convert(
     if out.suffix == ".gguf":
         write_gguf(file, out)
     else:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         opened = open_model(file)
-        save_file({name: _floats(opened.tensors[name]) for name in opened.tensors}, str(out),
-                  {"architecture": opened.config.architecture, "source": str(file)})  # fmt: skip
+        floats = {name: _floats(opened.tensors[name]) for name in opened.tensors}
+        with new_file(out) as part:
+            try:
+                save_file(floats, part, {"architecture": opened.config.architecture, "source": str(file)})
+            except SafetensorError as error:
+                raise OSError(error) from None
     print(f"{out}: {human_bytes(out.stat().st_size)}")
 
 

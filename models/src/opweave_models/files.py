@@ -11,9 +11,11 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -26,7 +28,7 @@ from opweave.formats.load import described, read_tensors
 from opweave.formats.tensor_file import parse_json
 from opweave_models.config import Config, Pooling, config_from_gguf, config_from_hugging_face
 
-__all__ = ["ModelFile", "expected_tensors", "nbytes_of", "open_model", "rounded", "stored_type"]
+__all__ = ["ModelFile", "Stacked", "expected_tensors", "nbytes_of", "open_model", "rounded", "stored_type"]
 
 Shapes = dict[str, tuple[tuple[int, ...], bool]]
 """Name -> shape, and whether the tensor may be absent."""
@@ -39,7 +41,7 @@ class ModelFile:
     Attributes:
         path: the file or folder.
         config: what the model is.
-        tensors: canonical name -> array or `opweave.Blocks` over the mapped bytes.
+        tensors: canonical name -> array or `opweave.Blocks` over the mapped bytes, or `Stacked`.
         metadata: of GGUF as the file has them; of a folder the contents of ``tokenizer_config.json``.
         tokenizer_json: the file of that name in a folder, or ``None``.
         chat_template: a Jinja template, or ``None`` where the model has none.
@@ -64,8 +66,7 @@ class ModelFile:
         have copies of weights read no more of them. Memory that was freed goes back to the system too: lists of merges
         and what prompts needed, which the GNU C library keeps unless it is told."""
         found: dict[int, mmap.mmap] = {}
-        for value in self.tensors.values():
-            base: Any = value.data if isinstance(value, ow.Blocks) else value
+        for base in chain.from_iterable(map(_mapped, self.tensors.values())):
             while isinstance(base, np.ndarray | memoryview):
                 base = base.base if isinstance(base, np.ndarray) else base.obj
             if isinstance(base, mmap.mmap):
@@ -82,8 +83,7 @@ class ModelFile:
         of the names, shapes and first bytes of its tensors."""
         checksum = 0
         for name, value in self.tensors.items():
-            data = value.data if isinstance(value, ow.Blocks) else value
-            first = np.ascontiguousarray(data.reshape(-1)[:64]).tobytes()
+            first = np.ascontiguousarray(_mapped(value)[0].reshape(-1)[:64]).tobytes()
             checksum = crc32(f"{name} {value.shape} {value.dtype}".encode() + first, checksum)
         return f"{self.config.architecture} {checksum:08x}"
 
@@ -95,6 +95,34 @@ class ModelFile:
             kind = str(ow.as_dtype(value.dtype))
             found[kind] = found.get(kind, 0) + nbytes_of(value)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The matrices of a layer's experts, which folders store one by one. ``numpy.asarray`` makes one array of them,
+    anew each time; shape, dtype and bytes are known without it."""
+
+    parts: Sequence[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.parts), *self.parts[0].shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*[part.dtype for part in self.parts])
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.stack(self.parts, dtype=dtype or self.dtype)
+
+
+def _mapped(value: Any) -> Sequence[Any]:
+    """The arrays over the bytes of a file that a tensor consists of."""
+    return value.parts if isinstance(value, Stacked) else [value.data if isinstance(value, ow.Blocks) else value]
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
@@ -172,7 +200,7 @@ def _open_folder(place: Path) -> ModelFile:
 
 
 def nbytes_of(value: Any) -> int:
-    """Bytes of an array or of `opweave.Blocks`."""
+    """Bytes of an array, of `opweave.Blocks` or of `Stacked`."""
     return int(value.data.nbytes if isinstance(value, ow.Blocks) else value.nbytes)
 
 
@@ -371,7 +399,7 @@ class _Entries:
 
     def read(self, name: str, source: str | tuple[str, ...]) -> Any:
         if isinstance(source, tuple):
-            return np.stack([self._found[each] for each in source])
+            return Stacked([self._found[each] for each in source])
         value = self._found[source]
         if source != name and name.endswith("norm.weight") and self._config.architecture.startswith("gemma"):
             return np.asarray(value, np.float32) + 1  # folders store what Gemma adds to 1
@@ -388,6 +416,8 @@ class _Tensors(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._read:
             value = self._entries.read(name, self._sources[name])
+            if isinstance(value, Stacked) and any(isinstance(part, ow.Blocks) for part in value.parts):
+                raise FormatError(f"{self._place}: tensor {name!r} is in blocks, expert by expert; floats are stacked")
             if ow.as_dtype(value.dtype).is_float or ow.as_dtype(value.dtype).is_quantized:
                 self._read[name] = value
             else:

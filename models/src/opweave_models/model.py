@@ -19,6 +19,7 @@ import numpy as np
 import opweave as ow
 from opweave.collector import collector_paused
 from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, UnknownNameError, UnsupportedOpError
+from opweave.graph.leaf import Spec
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave_models.alone import Alone
@@ -26,7 +27,7 @@ from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Pooling
 from opweave_models.decoder import decode, empty_cache
 from opweave_models.encoder import batch_shape, encode
-from opweave_models.files import ModelFile, open_model, rounded
+from opweave_models.files import ModelFile, Stacked, open_model, rounded
 from opweave_models.placement import Plan, loaded_type, plan_placement, step_graph
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
@@ -138,13 +139,13 @@ class Model:
         self.tokenizer: Final[Tokenizer] = read_tokenizer(file)
         kept = {key: value for key, value in file.metadata.items() if key not in VOCABULARY}
         self.file: Final = replace(file, metadata=kept)
-        self.file.release()
         self.stats = Stats()
         self.lock: Final = threading.RLock()
         self._template = template
         if template is not None:
             _ = self.template  # raises where it is none, before weights are rounded and copied
-        self.weights: Final = ow.weights(_quantized(file, quantize), dict(plan.placed) or None)
+        self.weights: Final = ow.weights(_quantized(file, quantize, plan), dict(plan.placed) or None)
+        self.file.release()
         self._pooling: Final = pooling or self.config.pooling
         self._closed = False
         self._kept: list[int] = []  # ended sequences, whose beginnings may come again; the longest unused first
@@ -600,7 +601,7 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
     memory: nothing is computed. ``path`` may be the ``config.json`` of a folder. Raises what `open_model` does."""
     file = open_model(path.parent if path.name == "config.json" else path)
     config = file.config
-    weights = ow.weights(_quantized(file, None))
+    weights = ow.weights({name: Spec(value.shape, value.dtype) for name, value in file.tensors.items()})
     context = max(length, min(config.context, 4096))
     cache = empty_cache(config, 1, context) if config.causal else None
     reach = length if cache is None else next(reach for reach in cache.reaches if reach >= length)
@@ -609,12 +610,17 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
         yield scheduler.partition(output)
 
 
-def _quantized(file: ModelFile, quantize: str | None) -> dict[str, Any]:
-    """The tensors, floats of matrices rounded to another type where that was asked for."""
-    if quantize is None:
-        return dict(file.tensors)
+def _quantized(file: ModelFile, quantize: str | None, plan: Plan) -> dict[str, Any]:
+    """The tensors, floats of matrices rounded to another type where that was asked for. Those of experts that are not
+    in the file as they are used go to devices with memory of their own one by one, and leave the host."""
     made: dict[str, Any] = {}
-    for name in shown(list(file.tensors), "quantizing"):
-        kind = loaded_type(name, file.tensors[name], quantize)
-        made[name] = file.tensors[name] if kind is None else rounded(name, file.tensors[name], kind)
+    for name in file.tensors if quantize is None else shown(list(file.tensors), "quantizing"):
+        value = file.tensors[name]
+        kind = None if quantize is None else loaded_type(name, value, quantize)
+        made[name] = value if kind is None else rounded(name, value, kind)
+        device = ow.device(plan.placed.get(name, plan.devices[0]))
+        if (len(value.shape) > 2 and (kind is not None or isinstance(value, Stacked))
+                and not device.default_buffer_type.is_host):  # fmt: skip
+            made[name] = ow.weights({name: made[name]}, device)[name]
+            made[name].leaf.data = None
     return made

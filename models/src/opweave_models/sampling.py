@@ -138,11 +138,11 @@ class _Grammar:
                               remedy='pip install "opweave-models[json]"') from None  # fmt: skip
         try:
             text = schema if isinstance(schema, str) else json.dumps(schema)
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": SPACE})
         except (TypeError, ValueError, RecursionError) as error:
             raise FormatError(f"this is no JSON schema to hold an answer to: {error}") from None
         library = tokenizer.guided
         self._masks: Any = masks
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": SPACE})
         self._matcher: Any = llguidance.LLMatcher(library, grammar)
         if self._matcher.is_error():
             raise FormatError(f"this is no JSON schema to hold an answer to: {self._matcher.get_error()}")

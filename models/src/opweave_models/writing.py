@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
-from opweave.errors import FormatError, Unavailable
+from opweave.errors import FormatError, PathError, Unavailable
 from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
 from opweave.warning import warn_caller
@@ -18,9 +20,27 @@ from opweave_models.config import YARN, Config
 from opweave_models.files import ModelFile, open_model, rounded, stored_type
 from opweave_models.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_name, read_tokenizer
 
-__all__ = ["write_gguf"]
+__all__ = ["new_file", "write_gguf"]
 
 POOLING: Final = {"none": 0, "mean": 1, "cls": 2}
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` to write to, which becomes ``target`` at the end. Nothing is left of it after an error.
+
+    Raises:
+        PathError: for an `OSError` within.
+    """
+    part = target.with_name(f".{os.getpid()}-{target.name}")
+    try:
+        yield part
+        os.replace(part, target)
+    except OSError as error:
+        raise PathError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):  # it is not there
+            part.unlink()
 
 
 def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
@@ -36,6 +56,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
         FormatError: ``source`` is damaged, or has something that GGUF cannot say.
         DTypeError: a type that values are not rounded to, or that cannot hold them.
         Unavailable: the package ``gguf`` is not installed.
+        PathError: ``target`` cannot be written; nothing is left of it.
     """
     try:
         import gguf
@@ -44,7 +65,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
     opened = open_model(source)
     if source.is_dir():
         metadata, stored = _metadata(opened), "llama" if opened.config.architecture == "mixtral" else None
-        writer = gguf.GGUFWriter(target, stored or opened.config.architecture)
+        writer = gguf.GGUFWriter(None, stored or opened.config.architecture)
         for key, entry in metadata.items():
             kind_of = gguf.GGUFValueType.get_type(entry)
             writer.add_key_value(
@@ -54,7 +75,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
                 sub_type=gguf.GGUFValueType.get_type(entry[0]) if isinstance(entry, list) else None,
             )
     else:
-        writer = gguf.GGUFWriter(target, opened.metadata["general.architecture"])
+        writer = gguf.GGUFWriter(None, opened.metadata["general.architecture"])
         for field in gguf.GGUFReader(source).fields.values():
             if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
                 continue
@@ -76,11 +97,12 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
         raw = np.frombuffer(value.data, np.uint8) if isinstance(value, ow.Blocks) else np.ascontiguousarray(value)
         rows = raw.view(np.uint8).reshape(*shape[:-1], shape[-1] // dtype.block * dtype.itemsize)
         writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[dtype.name.upper()])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    _check_same(opened, target)
+    with new_file(target) as part:
+        with closing(writer):
+            writer.write_header_to_file(part)
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        _check_same(opened, part)
 
 
 def _adjacent(config: Config, name: str, value: Any) -> Any:
@@ -98,7 +120,6 @@ def _check_same(opened: ModelFile, target: Path) -> None:
     for field in fields(Config):
         was, now = getattr(opened.config, field.name), getattr(written, field.name)
         if field.name not in ignored and was != now and not _near(was, now):
-            target.unlink()
             raise FormatError(f"{opened.path}: GGUF cannot say that {field.name} is {was!r:.100}: it would be read as "
                               f"{now!r:.100}")  # fmt: skip
 
