@@ -93,6 +93,22 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(folder, te
         models.load(folder, "cpu", template=template)
 
 
+@pytest.mark.parametrize(("precision", "error"), [({"*": "foo"}, ow.UnknownNameError), ({5: "int8"}, ow.SchedulerError),
+                                                  ("foo", ow.UnknownNameError), (5, ow.SchedulerError)])  # fmt: skip
+def test_a_precision_that_is_none_is_refused_before_anything_is_loaded(folder, precision, error, monkeypatch):
+    monkeypatch.setattr("opweave_models.model._quantized", None)
+    with pytest.raises(error, match="precision"):
+        models.load(folder, "cpu", precision=precision)
+
+
+@pytest.mark.parametrize("length", [0, -1, 10**9, 1.5])
+def test_a_plan_of_a_length_that_the_model_does_not_have_is_refused(folder, length):
+    from opweave_models.model import planned
+
+    with pytest.raises(BoundsError, match="made for 1 to"), planned(folder, [ow.device("cpu")], length):
+        pass
+
+
 def test_a_template_that_needs_more_memory_than_there_is_is_refused(folder):
     with models.load(folder, "cpu", context=64, template="{{ bos_token * 4000000000000000000 }}") as model:
         template = model.template

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -57,6 +60,35 @@ def test_embeddings_are_those_of_transformers(folder, pooling):
         truth = states.mean(0) if pooling == "mean" else states[0]
         assert np.abs(row - truth).max() < 1e-5 * np.abs(truth).max()
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-5)
+
+
+def test_embedding_is_cancelled_between_texts_and_behind_others(folder, monkeypatch):
+    """No step is computed where a request was cancelled while it waited for another one's."""
+    with models.load(folder[0], "cpu", pooling="mean") as llm:
+        np.testing.assert_array_equal(llm.embed("a", cancelled=None), llm.embed("a"))
+        read, asked, over, encode = [], [], threading.Event(), type(llm.tokenizer).encode
+
+        def reading(self, text):
+            read.append(text)
+            return encode(self, text)
+
+        def cancelled():
+            asked.append(over.is_set())
+            return asked[-1]
+
+        monkeypatch.setattr(type(llm.tokenizer), "encode", reading)
+        with pytest.raises(ow.Cancelled, match="4 of 4"):
+            llm.embed(TEXTS, cancelled=lambda: len(read) == 2)
+        assert read == TEXTS[:2]
+        with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+            patch.setattr(llm, "step", None)
+            with llm.lock:
+                found = pool.submit(llm.embed, "a", cancelled=cancelled)
+                while len(asked) < 2:  # before the text, and before the step
+                    time.sleep(0.01)
+                over.set()
+            with pytest.raises(ow.Cancelled, match="1 of 1"):
+                found.result()
 
 
 def test_pooling_that_is_not_known_is_refused(folder, tmp_path):

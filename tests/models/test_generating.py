@@ -571,6 +571,32 @@ def test_commands_refuse_what_they_cannot_read(folders, tmp_path, command, says)
     assert says in f"{done.exception} {done.output}"
 
 
+@pytest.mark.parametrize(("command", "says"), [
+    (["generate", "-p", "in", "-n", "0"], "max_tokens"), (["generate", "-p", "in", "--min-p", "-1"], "min_p"),
+    (["generate", "-p", "in", "--schema", "SCHEMA"], "JSON schema"), (["chat", "--max-tokens", "0"], "max_tokens"),
+    (["chat", "--top-p", "2"], "top_p"), (["serve-model", "--queue", "-1"], "queue"),
+    *((["serve-model", "--timeout", value], "timeout") for value in ("nan", "-1", "0")),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
+def test_commands_refuse_options_before_anything_is_loaded(folders, tmp_path, monkeypatch, command, says):
+    if "SCHEMA" in command:
+        pytest.importorskip("llguidance")
+    (tmp_path / "schema").write_text('{"type": "nothing"}', encoding="utf-8")
+    monkeypatch.setattr("opweave_models.commands.load", None)
+    named = [str(tmp_path / "schema") if each == "SCHEMA" else each for each in command]
+    done = called([named[0], str(folders["llama"][0]), *named[1:]], input="in")
+    assert isinstance(done.exception, ow.BoundsError | ow.FormatError)
+    assert says in str(done.exception)
+
+
+def test_only_the_error_of_a_full_context_lets_a_chat_go_on(folders, monkeypatch):
+    def refuse(*given, **options):
+        raise ow.BoundsError("another error")
+
+    monkeypatch.setattr(models.Model, "chat", refuse)
+    done = called(["chat", str(folders["llama"][0]), "--devices", "cpu", "--template", "plain"], input="in\nthe")
+    assert str(done.exception) == "another error"
+
+
 def test_a_chat_that_outgrows_the_context_goes_on_after_clear(folders):
     lines = ["in the", "one " * 40, "other", "/clear", "other"]
     done = called(["chat", str(folders["llama"][0]), "--devices", "cpu", "--context", "48", "--template", "plain",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -11,11 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 
+import opweave as ow
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("opweave_cpu")
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 models = pytest.importorskip("opweave_models")
 
@@ -167,15 +171,87 @@ def test_errors_are_openais(served, client, monkeypatch):
     with pytest.raises(openai.InternalServerError) as failed:
         client.chat.completions.create(model="m", messages=[])
     assert failed.value.type == "server_error"
+
+
+def test_without_a_queue_answers_that_can_begin_at_once_are_given(served, monkeypatch):
+    step = served[0].advance
+
+    def slowly(tokens):
+        time.sleep(0.02)
+        return step(tokens)
+
+    monkeypatch.setattr(served[0], "advance", slowly)
+    options = {"model": "m", "prompt": "in", "temperature": 0}
     with running(served[0], queue=0) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as full:
+        streams = [full.completions.create(**options, max_tokens=100, stream=True) for _ in range(2)]
         with pytest.raises(openai.RateLimitError) as busy:
-            full.completions.create(model="m", prompt="in")
+            full.completions.create(**options)
         assert busy.value.type == "rate_limit_error"
+        for stream in streams:
+            stream.close()
+        while httpx.get(f"{url}/health").json()["running"]:
+            time.sleep(0.02)
+        assert full.completions.create(**options, max_tokens=2).usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("options", [{"queue": -1}, {"queue": 1.5}, {"timeout": 0}, {"timeout": float("nan")}], ids=str)
+def test_limits_that_are_none_are_refused(served, options):
+    from opweave_models.server import build
+
+    with pytest.raises(ow.BoundsError, match=next(iter(options))):
+        build(served[0], **options)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "embeddings"])
+def test_others_are_served_while_a_text_becomes_tokens(served, encoder, monkeypatch, path):
+    from opweave_models.chat import Template
+    from opweave_models.tokenizer import Tokenizer
+
+    begun, go, calls = threading.Event(), threading.Event(), []
+    owner, name = (Template, "render") if path == "chat/completions" else (Tokenizer, "encode")
+    slow = getattr(owner, name)
+
+    def waiting(*given, **options):
+        calls.append(given)
+        begun.set()
+        assert go.wait(30)
+        return slow(*given, **options)
+
+    monkeypatch.setattr(owner, name, waiting)
+    body = {"prompt": "in", "messages": [{"role": "user", "content": "in"}], "input": ["a", "the fox"], "max_tokens": 2}
+    with ThreadPoolExecutor() as pool, running(encoder if path == "embeddings" else served[0]) as url:
+        answer = pool.submit(httpx.post, f"{url}/v1/{path}", json=body, timeout=60)
+        assert begun.wait(30)
+        try:
+            busy = httpx.get(f"{url}/health").json()
+        finally:
+            go.set()
+        assert answer.result().status_code == 200
+        assert (busy["running"], busy["waiting"]) == (int(path == "embeddings"), 0)
+    if path == "embeddings":
+        assert len(calls) == 2, "each text becomes tokens once"
+        assert answer.result().json()["usage"]["prompt_tokens"] == 3 + 4
+
+
+def test_other_threads_run_while_a_long_text_becomes_tokens(served):
+    text, times, over = "in the one " * 150_000, [time.monotonic()], threading.Event()
+
+    def tick():
+        while not over.wait(0.002):
+            times.append(time.monotonic())
+
+    with ThreadPoolExecutor() as pool:
+        ticks = pool.submit(tick)
+        begin = time.monotonic()
+        ids = served[0].tokenizer.encode(text, special=False)
+        took = time.monotonic() - begin
+        over.set()
+        ticks.result()
+    assert max(after - before for before, after in itertools.pairwise(times)) < took / 2
+    assert ids[:100] == served[0].tokenizer.encode(text[:1000], special=False)[:100]
 
 
 def test_the_end_of_the_server_is_told(served, monkeypatch, caplog):
-    import httpx
-
     step = served[0].advance
 
     def slowly(tokens):
@@ -241,8 +317,6 @@ def encoder(tmp_path_factory):
 
 @pytest.mark.parametrize("ends", ["time", "server", "client"])
 def test_embedding_ends_with_its_time_its_server_and_its_client(encoder, monkeypatch, ends):
-    import httpx
-
     steps, step = [], encoder.step
 
     def slowly(*given):
@@ -274,8 +348,6 @@ def test_embedding_ends_with_its_time_its_server_and_its_client(encoder, monkeyp
 
 
 def test_a_client_that_goes_away_frees_its_sequence(served, client):
-    import httpx
-
     for _ in range(4):  # twice as many as there are sequences
         stream = client.completions.create(model="m", prompt="in", max_tokens=100, temperature=0, stream=True)
         next(iter(stream))

@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from opweave.errors import Cancelled, LifetimeError, OpweaveError, SchedulerError
+from opweave.errors import BoundsError, Cancelled, LifetimeError, OpweaveError, SchedulerError
 from opweave_models.model import CHUNK, Model
 from opweave_models.sampling import Answer, Piece, Sampling
 
-__all__ = ["Batcher", "Request"]
+__all__ = ["Batcher", "Request", "check_limits"]
+
+
+def check_limits(queue: int, timeout: float) -> None:
+    """Raise `BoundsError` for a number of requests that may wait, or seconds that one may take, that are none."""
+    if isinstance(queue, bool) or not isinstance(queue, int) or queue < 0:
+        raise BoundsError(f"queue is a number of requests from 0, not {queue!r:.60}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise BoundsError(f"timeout is a number of seconds above 0, not {timeout!r:.60}")
 
 
 @dataclass(eq=False)
@@ -63,7 +71,7 @@ class Batcher:
 
     Args:
         model: sessions of one's own take places from the clients.
-        waiting: how many requests may wait.
+        waiting: how many requests may wait for a sequence; 0: only those are taken that can begin at once.
         timeout: seconds after which a request is ended.
     """
 
@@ -94,8 +102,8 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise LifetimeError("the server is shutting down")
-            if len(self._waiting) >= self._most:
-                raise SchedulerError(f"{self._most} requests wait already; try again later")
+            if len(self._running) + len(self._waiting) >= self.model.plan.sequences + self._most:
+                raise SchedulerError(f"no more than {self._most} requests may wait; try again later")
             self._waiting.append(request)
             self._changed.notify()
         return request
@@ -110,7 +118,8 @@ class Batcher:
     @property
     def busy(self) -> tuple[int, int]:
         """How many requests are being answered, and how many wait."""
-        return len(self._running), len(self._waiting)
+        with self._changed:
+            return len(self._running), len(self._waiting)
 
     def _loop(self) -> None:
         try:
@@ -136,7 +145,7 @@ class Batcher:
             free = len(self._running) < self.model.plan.sequences
             # Prompts that come one after the other share their beginnings, also if they came together.
             joins = self._waiting and free and all(request.begun for request in self._running.values())
-            joining = self._waiting.pop(0) if joins else None
+            joining = self._waiting[0] if joins else None
         if joining is not None:
             self._join(joining)
         for begun in (False, True):
@@ -147,14 +156,15 @@ class Batcher:
         try:
             sequence = self.model.join(request.prompt)
         except OpweaveError as error:
+            with self._changed:
+                self._waiting.remove(request)
             request.pieces.put(error)
             return
-        except BaseException:  # it is neither among those that wait nor among those that run
-            request.pieces.put(LifetimeError("the server is shutting down"))
-            raise
         request.cached = int(self.model.decoder_cache().lengths[sequence])
         request.left = list(request.prompt[request.cached :])
-        self._running[sequence] = request
+        with self._changed:  # at every time it is among those that wait or those that run, which `submit` counts
+            self._waiting.remove(request)
+            self._running[sequence] = request
 
     def _advance(self, sequences: Sequence[int]) -> None:
         """Feed what comes next: a chunk of a prompt, or the latest tokens of answers; give what follows."""

@@ -21,9 +21,9 @@ from opweave.cli.output import Row, plain, print_json, print_rows
 from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
 from opweave.units import human_bytes
 from opweave_models.files import open_model
-from opweave_models.model import Model, load
+from opweave_models.model import FullContext, Model, load
 from opweave_models.placement import Plan, plan_placement, summary
-from opweave_models.sampling import Piece, Sampling
+from opweave_models.sampling import Piece, Sampling, check_options
 from opweave_models.writing import new_file, write_gguf
 
 __all__ = ["add"]
@@ -52,6 +52,7 @@ Schema = Annotated[
     typer.Option("--schema", exists=True, dir_okay=False, help="A JSON schema that the answer is held to."),
 ]
 
+QUEUE_HELP: Final = "Requests that may wait; 0: those that cannot begin at once are refused."
 CHAT_HELP: Final = "/clear begins a new chat, /quit or the end of the input ends it"
 
 
@@ -145,6 +146,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     held = None if schema is None else _text(schema)
+    check_options(max_tokens, sampling, stop or (), schema=held)  # before seconds of loading
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         **_placement(memory, split, experts, place),
@@ -163,6 +165,7 @@ def chat(
 ) -> None:  # fmt: skip
     """Chat with a model on the terminal, line by line."""
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    check_options(max_tokens, sampling)
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         template=_template(template), **_placement(memory, split, experts, place),
@@ -177,7 +180,7 @@ def chat(
                 messages.append({"role": "user", "content": line})
                 try:
                     answer = _written(model.chat(messages, max_tokens=max_tokens, sampling=sampling))
-                except BoundsError as error:  # the chat has outgrown the context
+                except FullContext as error:
                     messages.pop()
                     print(f"{error}\n{CHAT_HELP}", file=sys.stderr)
                     continue
@@ -352,7 +355,7 @@ def serve_model(
     memory: Memory = None, split: Split = None, experts: Experts = None, place: Place = None,
     quantize: Quantize = None, repack: Repack = None, template: Template = None,
     sequences: Annotated[int, typer.Option("--sequences", help="Answers that are computed at a time.")] = 4,
-    queue: Annotated[int, typer.Option("--queue", help="Requests that may wait.")] = 16,
+    queue: Annotated[int, typer.Option("--queue", help=QUEUE_HELP)] = 16,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 300.0,
     host: Annotated[str, typer.Option("--host", help="Another address than 127.0.0.1 needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8080,
@@ -360,12 +363,14 @@ def serve_model(
 ) -> None:  # fmt: skip
     """Serve a model as OpenAI's endpoints (chat, completions, embeddings, models), with a page to chat."""
     try:
+        from opweave_models.batching import check_limits
         from opweave_models.server import serve
     except ImportError:
         raise Unavailable("the server is made of starlette and uvicorn, which are not installed",
                           remedy='pip install "opweave-models[server]"') from None  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and not key:
         raise BoundsError(f"clients of other machines reach {host}; give a key (--key or OPWEAVE_MODEL_KEY)")
+    check_limits(queue, timeout)
     with load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         sequences=sequences, template=_template(template), **_placement(memory, split, experts, place),

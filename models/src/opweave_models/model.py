@@ -22,6 +22,7 @@ from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, U
 from opweave.graph.leaf import Spec
 from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
+from opweave.scheduler.place.precision import checked_precision
 from opweave_models.alone import Alone
 from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Pooling
@@ -29,13 +30,17 @@ from opweave_models.decoder import decode, empty_cache
 from opweave_models.encoder import batch_shape, encode
 from opweave_models.files import ModelFile, Stacked, open_model, rounded
 from opweave_models.placement import Plan, loaded_type, plan_placement, step_graph
-from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling
+from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling, check_options
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
 
-__all__ = ["Model", "Session", "Stats", "load", "planned"]
+__all__ = ["FullContext", "Model", "Session", "Stats", "load", "planned"]
 
 CHUNK: Final = 512
 """Tokens of a prompt that one step computes: enough for products of matrices, and a bound for temporary values."""
+
+
+class FullContext(BoundsError):
+    """Tokens for which a context has no room."""
 
 
 def load(
@@ -77,12 +82,14 @@ def load(
 
     Raises:
         FormatError: the model is damaged or lacks something; a template that is none.
-        UnknownNameError: an architecture, device, dtype or pooling that does not exist.
+        UnknownNameError: an architecture, device, dtype, precision or pooling that does not exist.
         AllocationError: it does not fit.
         BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
+        SchedulerError: a precision that is neither a name nor a mapping.
     """
     if pooling not in (None, "mean", "cls"):
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
+    checked_precision(precision)
     with collector_paused():  # a vocabulary and a graph are many objects that stay
         file = path if isinstance(path, ModelFile) else open_model(path)
         plan = plan_placement(
@@ -356,9 +363,9 @@ class Model:
                           "plain text with generate")  # fmt: skip
 
     def check_room(self, tokens: int, more: int) -> None:
-        """Raise `BoundsError` where a sequence of so many tokens has no room for so many more."""
+        """Raise `FullContext` where a sequence of so many tokens has no room for so many more."""
         if tokens + more > self.plan.context:
-            raise BoundsError(f"{tokens} tokens and {more} more are beyond the context of {self.plan.context}; load "
+            raise FullContext(f"{tokens} tokens and {more} more are beyond the context of {self.plan.context}; load "
                               "the model with a larger context=")  # fmt: skip
 
     def answer(
@@ -368,16 +375,13 @@ class Model:
         """An answer behind a prompt, of which no token is there yet. Arguments as of `Session.generate`.
 
         Raises:
-            BoundsError: there is nothing to continue, or no room for a token.
+            BoundsError: there is nothing to continue, or an option is none.
+            FullContext: there is no room for a token.
             FormatError, Unavailable: a schema that is none, or that nothing here holds answers to.
         """
         if not prompt:
             raise BoundsError("there is nothing to continue; feed a text first")
-        for name, value, least in (("max_tokens", max_tokens, 1), ("logprobs", 0 if logprobs is None else logprobs, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BoundsError(f"{name} is a number from {least}, not {value!r:.60}")
-        if not isinstance(sampling, Sampling | None):
-            raise BoundsError(f"sampling is a Sampling, not {sampling!r:.60}")
+        check_options(max_tokens, sampling, stop, logprobs)  # `Sampler` checks the schema
         self.check_room(len(prompt), 1)
         sampler = Sampler(sampling or Sampling(temperature=0), self.tokenizer, schema)
         most = min(max_tokens, self.plan.context - len(prompt))
@@ -429,19 +433,32 @@ class Model:
         return [bos, *ids] if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos] else ids
 
     def embed(
-        self, texts: str | Sequence[str], *, normalize: bool = True, cancelled: Callable[[], bool] = bool
+        self, texts: str | Sequence[str], *, normalize: bool = True, cancelled: Callable[[], bool] | None = None
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Embeddings of texts by an encoder, f32 of shape (texts, width).
 
         Args:
             texts: each is cut to the model's context; a single one is a list of one.
             normalize: to length 1.
-            cancelled: asked before each step of up to 32 texts.
+            cancelled: asked before each text becomes tokens, and before each step of up to 32 texts; ``None``: never.
 
         Raises:
+            BoundsError: what is no text.
             Cancelled: ``cancelled`` was true.
+            LifetimeError: the model was closed.
             UnsupportedOpError: the model is a decoder, or neither it nor `load` says how tokens are pooled.
         """
+        return self.embed_counted(texts, normalize=normalize, cancelled=cancelled)[0]
+
+    def embed_counted(
+        self, texts: str | Sequence[str], *, normalize: bool = True, cancelled: Callable[[], bool] | None = None
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+        """What `embed` returns, and how many tokens the texts have before they are cut."""
+
+        def check(left: int) -> None:
+            if cancelled is not None and cancelled():
+                raise Cancelled(f"embedding was cancelled with {left} of {len(texts)} texts left")
+
         if self.config.causal:
             raise UnsupportedOpError(f"{self.config.architecture} is a decoder; texts are embedded by bert, nomic-bert")
         if self._closed:
@@ -452,22 +469,27 @@ class Model:
         if not isinstance(texts, Sequence):
             raise BoundsError(f"texts are a list of str, not {texts!r:.60}")
         found = np.zeros((len(texts), self.config.width), np.float32)
-        ids = [self._cut(self.tokenizer.encode(text)) for text in texts]
+        whole = list[list[int]]()
+        for text in texts:
+            check(len(texts))
+            whole.append(self.tokenizer.encode(text))
+        ids = [self._cut(each) for each in whole]
         left = sorted(range(len(texts)), key=lambda i: -len(ids[i]))
         while left:
-            if cancelled():
-                raise Cancelled(f"embedding was cancelled with {len(left)} of {len(texts)} texts left")
+            check(len(left))
             count, length = batch_shape(len(left), len(ids[left[0]]), self.config.context)
-            rows, left = left[:count], left[count:]
+            rows = left[:count]
             tokens, mask = np.zeros((count, length), np.int64), np.zeros((count, length), np.bool_)
             mask[:, 0] = True
             for row, i in enumerate(rows):
                 tokens[row, : len(ids[i])], mask[row, : len(ids[i])] = ids[i], True
             with self.lock:
+                check(len(left))  # others may have computed for long
                 found[rows] = self.step(tokens, mask)[: len(rows)]
+            left = left[count:]
         if normalize:
             found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return found
+        return found, sum(map(len, whole))
 
     def _cut(self, ids: list[int]) -> list[int]:
         most = self.plan.context
@@ -598,9 +620,12 @@ class Session:
 @contextmanager
 def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[PlannedGraph]:
     """The graph of a prompt of ``length`` tokens, or of a text of that many for an encoder, placed on devices without
-    memory: nothing is computed. ``path`` may be the ``config.json`` of a folder. Raises what `open_model` does."""
+    memory: nothing is computed. ``path`` may be the ``config.json`` of a folder. Raises what `open_model` does, and
+    `BoundsError` for a length that the model does not have."""
     file = open_model(path.parent if path.name == "config.json" else path)
     config = file.config
+    if not isinstance(length, int) or not 1 <= length <= config.context:
+        raise BoundsError(f"this model was made for 1 to {config.context:,} tokens, not {length!r:.60}")
     weights = ow.weights({name: Spec(value.shape, value.dtype) for name, value in file.tensors.items()})
     context = max(length, min(config.context, 4096))
     cache = empty_cache(config, 1, context) if config.causal else None

@@ -174,14 +174,7 @@ def plan_placement(
         BoundsError, DTypeError, LayoutError, SchedulerError: numbers, dtypes or options that do not fit.
     """
     config = file.config
-    context = min(config.context, 4096) if context is None else context
-    if not isinstance(context, int) or not 1 <= context <= config.context:
-        raise BoundsError(f"context is a number of tokens from 1 to {config.context:,}, for which this model was made, "
-                          f"not {context!r:.60}")  # fmt: skip
-    if not isinstance(chunk, int) or chunk < 1:
-        raise BoundsError(f"chunk is a number of tokens from 1 on, not {chunk!r:.60}")
-    if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
-        raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
+    context = _checked_context(config, context, sequences, chunk)
     new_cache = partial(empty_cache, sequences=sequences, context=context, kv=kv)
     states = new_cache(config) if config.causal else None  # refuses dtypes, without memory
     if quantize is not None:
@@ -254,6 +247,19 @@ def plan_placement(
             raise AllocationError(share.device, least, share.budget, f"by the budget {why}")
     return Plan(shares, placed if len(shares) > 1 else {}, layers, context, sequences, kv,
                 TOKENIZER * config.vocabulary)  # fmt: skip
+
+
+def _checked_context(config: Config, context: Any, sequences: Any, chunk: Any) -> int:
+    """The context, 4,096 by default; or `BoundsError` for a number that is none."""
+    context = min(config.context, 4096) if context is None else context
+    if not isinstance(context, int) or not 1 <= context <= config.context:
+        raise BoundsError(f"context is a number of tokens from 1 to {config.context:,}, for which this model was made, "
+                          f"not {context!r:.60}")  # fmt: skip
+    if not isinstance(chunk, int) or chunk < 1:
+        raise BoundsError(f"chunk is a number of tokens from 1 on, not {chunk!r:.60}")
+    if not isinstance(sequences, int) or not 1 <= sequences <= 1024:
+        raise BoundsError(f"sequences is a number from 1 to 1,024, not {sequences!r:.60}")
+    return context
 
 
 def step_graph(

@@ -12,7 +12,7 @@ import numpy as np
 from opweave.errors import BoundsError, ExecutionError, FormatError, Unavailable
 from opweave_models.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Piece", "Sampler", "Sampling"]
+__all__ = ["Answer", "Piece", "Sampler", "Sampling", "check_options"]
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 Reason = Literal["stop", "length", "cancelled"]
@@ -63,6 +63,28 @@ class Sampling:
                 raise BoundsError(f"sampling: {name} is a number from {low:,} to {high:,}, not {value!r:.60}")
             if name in ("top_k", "seed") and not isinstance(value, int):
                 raise BoundsError(f"sampling: {name} is a whole number, not {value!r:.60}")
+
+
+def check_options(
+    max_tokens: int, sampling: Sampling | None = None, stop: str | Sequence[str] = (), logprobs: int | None = None,
+    schema: Mapping[str, Any] | str | None = None,
+) -> None:  # fmt: skip
+    """Check the options of an answer, as of `Session.generate`, without a model.
+
+    Raises:
+        BoundsError: an option that is none.
+        FormatError, Unavailable: a schema that is none, or that nothing here holds answers to.
+    """
+    for name, value, least in (("max_tokens", max_tokens, 1), ("logprobs", 0 if logprobs is None else logprobs, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BoundsError(f"{name} is a number from {least}, not {value!r:.60}")
+    if not isinstance(sampling, Sampling | None):
+        raise BoundsError(f"sampling is a Sampling, not {sampling!r:.60}")
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise BoundsError(f"stop is a text or a list of texts, not {stop!r:.60}")
+    if schema is not None:
+        _Grammar(_Bytes(), schema)
 
 
 class Sampler:
@@ -126,10 +148,20 @@ def most_likely(scores: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, np.
     return ids[np.lexsort((ids, -scores[ids]))][:count]
 
 
+class _Bytes:
+    """Tokens of one byte each, by which a schema is checked without a model."""
+
+    @property
+    def guided(self) -> Any:
+        import llguidance
+
+        return llguidance.LLTokenizer("byte")
+
+
 class _Grammar:
     """Which tokens continue a text that a JSON schema allows, by the library llguidance."""
 
-    def __init__(self, tokenizer: Tokenizer, schema: Mapping[str, Any] | str) -> None:
+    def __init__(self, tokenizer: Tokenizer | _Bytes, schema: Mapping[str, Any] | str) -> None:
         try:
             import llguidance
             import llguidance.numpy as masks
@@ -199,8 +231,6 @@ class Answer:
         stop: str | Sequence[str] = (), logprobs: int | None = None,
     ) -> None:  # fmt: skip
         stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
-            raise BoundsError(f"stop is a text or a list of texts, not {stop!r:.60}")
         self._tokenizer, self._sampler, self._stop = tokenizer, sampler, tuple(text for text in stops if text)
         self._recent, self._left, self._logprobs = list(prompt), max_tokens, logprobs
         self._stream = tokenizer.stream(prompt)

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, OpweaveError, SchedulerError
-from opweave_models.batching import Batcher, Request
+from opweave_models.batching import Batcher, Request, check_limits
 from opweave_models.model import Model
 from opweave_models.sampling import Piece, Sampling
 
@@ -65,7 +66,8 @@ class Server(uvicorn.Server):
 
 
 def build(model: Model, *, key: str | None = None, queue: int = 16, timeout: float = 300.0) -> Starlette:
-    """The application, for any ASGI server."""
+    """The application, for any ASGI server. Raises `BoundsError` for a queue or a timeout that is none."""
+    check_limits(queue, timeout)
     api = _Api(model, key, queue, timeout)
 
     @asynccontextmanager
@@ -135,7 +137,8 @@ class _Api:
         return HTMLResponse(files("opweave_models").joinpath("chat.html").read_text(encoding="utf-8"))
 
     async def health(self, request: HttpRequest) -> Response:
-        running, waiting = self._batcher.busy if self._batcher is not None else (0, 0)
+        one = min(1, self._embedding)
+        running, waiting = self._batcher.busy if self._batcher is not None else (one, self._embedding - one)
         return JSONResponse({"status": "ok", "running": running, "waiting": waiting})
 
     async def models(self, request: HttpRequest) -> Response:
@@ -148,11 +151,14 @@ class _Api:
     async def chat(self, request: HttpRequest) -> Response:
         body = await _body(request)
         messages = [_plain_message(message) for message in _list(body, "messages")]
-        prompt = self.model.chat_ids(self.model.template.render(messages))
         _check(
             body, {"logprobs": (False, True)} if body.get("logprobs") else {"logprobs": (False,), "top_logprobs": (0,)}
         )
         count = _given(body, "top_logprobs", 0) if body.get("logprobs") else None
+
+        def prompt() -> list[int]:
+            return self.model.chat_ids(self.model.template.render(messages))
+
         return await self._answer(request, body, prompt, count, chat=True)
 
     async def completions(self, request: HttpRequest) -> Response:
@@ -162,7 +168,8 @@ class _Api:
             prompt = prompt[0]
         if not isinstance(prompt, str):
             raise _Refused(400, "prompt is one text", "prompt")
-        return await self._answer(request, body, self.model.tokenizer.encode(prompt), body.get("logprobs"), chat=False)
+        ids = partial(self.model.tokenizer.encode, prompt)
+        return await self._answer(request, body, ids, body.get("logprobs"), chat=False)
 
     async def embeddings(self, request: HttpRequest) -> Response:
         body = await _body(request)
@@ -173,26 +180,26 @@ class _Api:
         if len(texts) > 2048:
             raise _Refused(400, "input has 2,048 texts at most", "input")
         _check(body, {"dimensions": (self.model.config.width,), "encoding_format": ("float", "base64")})
-        found = await self._embedded(request, texts)
+        found, count = await self._embedded(request, texts)
         if body.get("encoding_format") == "base64":
             import base64
 
             rows: list[Any] = [base64.b64encode(row.tobytes()).decode() for row in found]
         else:
             rows = found.tolist()
-        count = sum(len(self.model.tokenizer.encode(text)) for text in texts)
         return JSONResponse({
             "object": "list", "model": self.name, "usage": {"prompt_tokens": count, "total_tokens": count},
             "data": [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)],
         })  # fmt: skip
 
-    async def _embedded(self, request: HttpRequest, texts: list[str]) -> Any:
-        """The embeddings; computing them ends with the request, with the time that it has, and with the server."""
+    async def _embedded(self, request: HttpRequest, texts: list[str]) -> tuple[Any, int]:
+        """The embeddings, and how many tokens the texts have; computing them ends with the request, with the time that
+        it has, and with the server."""
         if self._embedding > self._queue:
-            raise SchedulerError(f"{self._queue} requests wait already; try again later")
+            raise SchedulerError(f"no more than {self._queue} requests may wait; try again later")
         over, deadline = threading.Event(), time.monotonic() + self._timeout
         work = asyncio.create_task(
-            run_in_threadpool(self.model.embed, texts, cancelled=lambda: over.is_set() or self._ended.is_set())
+            run_in_threadpool(self.model.embed_counted, texts, cancelled=lambda: over.is_set() or self._ended.is_set())
         )
         self._embedding += 1
         try:
@@ -207,9 +214,11 @@ class _Api:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     async def _answer(
-        self, request: HttpRequest, body: Mapping[str, Any], prompt: list[int], logprobs: Any, *, chat: bool
-    ) -> Response:
-        if self._batcher is None:
+        self, request: HttpRequest, body: Mapping[str, Any], prompt: Callable[[], list[int]], logprobs: Any, *,
+        chat: bool,
+    ) -> Response:  # fmt: skip
+        """An answer behind the ids that ``prompt`` makes, in another thread: a long text takes seconds."""
+        if (batcher := self._batcher) is None:
             raise _Refused(400, f"{self.name} embeds texts, and continues none")
         _check(body, SUPPORTED)
         if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int) or
@@ -225,8 +234,10 @@ class _Api:
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(text, str) for text in stop):
             raise _Refused(400, "stop is a text, or up to 16", "stop")
-        submitted = await run_in_threadpool(self._batcher.submit, prompt, most, _sampling(body), stop=stop,
-                                            logprobs=logprobs, schema=_schema(body))  # fmt: skip
+        sampling, schema = _sampling(body), _schema(body)
+        submitted = await run_in_threadpool(
+            lambda: batcher.submit(prompt(), most, sampling, stop=stop, logprobs=logprobs, schema=schema)
+        )
         about = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time()),
                  "model": self.name}  # fmt: skip
         form = _Form(self.model, about, chat)

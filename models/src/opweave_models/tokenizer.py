@@ -34,6 +34,9 @@ BYTES: Final = {chr(byte): byte for byte in _SHOWN} | {
 WHOLE: Final = 1 << 24
 """Parts of texts that are looked up in a vocabulary, before the library gets all of it, which takes as long."""
 
+LONG: Final = 1 << 12
+"""Characters of a text from which on the library gives up the interpreter while it works, for other threads."""
+
 _SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS: Final = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -164,7 +167,10 @@ class Tokenizer:
             if self._scored is not None:
                 self._scored.prepare(text)
             self._library.encode_special_tokens = not parse
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG:
+                ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+            else:
+                ids = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if special:
             begin = [self.bos] if self.add_bos and self.bos is not None else []
             end = [self.eos] if self.add_eos and self.eos is not None else []

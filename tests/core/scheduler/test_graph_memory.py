@@ -26,11 +26,16 @@ def check(program, rows):
     np.testing.assert_allclose(program.run({f"x{rows}": x}), np.maximum(x @ W.T, 0) + x, rtol=1e-4, atol=1e-4)
 
 
-def test_memory_that_is_reserved_for_the_largest_graph_serves_the_others(device):
+@pytest.mark.parametrize("built", [True, False])
+def test_memory_that_is_reserved_for_the_largest_graph_serves_the_others(device, built):
     with ow.Scheduler([device]) as scheduler:
         size = scheduler.partition(graph(256)).memory[device.name].temporaries
         assert scheduler.buffer_size(device) == 0
-        assert scheduler.reserve(graph(256)) == {device.name: size}
+        given = scheduler.reserve(graph(256)) if built else scheduler.reserve(sizes={device: size})
+        assert given == {device.name: size}
+        assert scheduler.reserve(sizes={device.name: size // 2}) == given  # it is there already
+        with pytest.raises(ow.SchedulerError):
+            scheduler.reserve(sizes={"nowhere": 1})
         assert scheduler.buffer_size(device) == size
         for rows in (256, 1, 100, 256):
             check(scheduler.build(graph(rows)), rows)
