@@ -257,15 +257,24 @@ def chunks(monkeypatch):
     monkeypatch.setattr("opweave_models.batching.CHUNK", 8)
 
 
-def test_a_long_prompt_stops_the_others_for_one_chunk_at_a_time(chunks, llm, computed):
+def test_a_long_prompt_stops_the_others_for_one_chunk_at_a_time(chunks, llm, computed, monkeypatch):
     long = [*FIRST, *SECOND]
     truths = [alone(llm, [5, 6, 7], 60), alone(llm, long, 3)]
     del computed[:]
+    advance, both = llm.advance, threading.Event()
+
+    def held(tokens):  # on a busy machine the first answer would end before the second prompt comes
+        if computed:
+            both.wait(60)
+        return advance(tokens)
+
+    monkeypatch.setattr(llm, "advance", held)
     batcher = Batcher(llm)
     try:
         first = batcher.submit([5, 6, 7], 60, GREEDY)
         begun = next(iter(first))
         second = batcher.submit(long, 3, GREEDY)
+        both.set()
         assert tokens_of(second) == truths[1]
         assert [begun.token, *tokens_of(first)] == truths[0]
     finally:
