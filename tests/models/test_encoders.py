@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
+from tests.support.small_models import available
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -37,6 +38,16 @@ def folder(tmp_path_factory, request):
     model.save_pretrained(path)
     write_vocabulary(path)
     return path, model
+
+
+def write_bert(path, **changed):
+    """A folder of a small one, and the model of transformers."""
+    config = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "intermediate_size": 48, "max_position_embeddings": 64}  # fmt: skip
+    model = transformers.BertModel(transformers.BertConfig(**{**config, **changed})).eval()
+    model.save_pretrained(path)
+    write_vocabulary(path)
+    return model
 
 
 def write_vocabulary(path):
@@ -105,11 +116,7 @@ def test_pooling_that_is_not_known_is_refused(folder, tmp_path):
 @pytest.mark.parametrize("named", ["relu", "gelu_new", "silu"])
 def test_other_activations_of_bert_are_computed(tmp_path, named):
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                                     intermediate_size=48, max_position_embeddings=64, hidden_act=named)  # fmt: skip
-    model = transformers.BertModel(config).eval()
-    model.save_pretrained(tmp_path)
-    write_vocabulary(tmp_path)
+    model = write_bert(tmp_path, num_hidden_layers=2, hidden_act=named)
     with models.load(tmp_path, "cpu", precision="exact") as llm, torch.no_grad():
         truth = model(torch.tensor([llm.tokenizer.encode(TEXTS[0])])).last_hidden_state[0].mean(0).numpy()
         np.testing.assert_allclose(llm.embed(TEXTS[:1], normalize=False)[0], truth, atol=1e-5)
@@ -158,10 +165,7 @@ def test_a_folder_without_the_embeddings_of_kinds_of_tokens_is_refused(tmp_path)
     """Files may lack them; `transformers` would make random ones."""
     from safetensors.numpy import load_file, save_file
 
-    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
-                                     intermediate_size=48, max_position_embeddings=64)  # fmt: skip
-    transformers.BertModel(config).save_pretrained(tmp_path)
-    write_vocabulary(tmp_path)
+    write_bert(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["embeddings.token_type_embeddings.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
@@ -172,10 +176,7 @@ def test_a_folder_without_the_embeddings_of_kinds_of_tokens_is_refused(tmp_path)
 @pytest.mark.parametrize("device", ["cpu", "opencl:0", "torch:cpu", "ort:cpu"])
 def test_many_long_texts_take_what_the_plan_says(folder, device, monkeypatch):
     """In as many steps as the bound on the tokens of one asks for, each text as it is alone."""
-    try:
-        ow.device(device)
-    except (ow.PluginError, ow.UnknownNameError) as error:
-        pytest.skip(str(error))
+    available(device)
     for module in ("encoder", "placement"):
         monkeypatch.setattr(f"opweave_models.{module}.TOKENS", 256)
     texts = [("the quick fox " * 30)[: 4 * i + 3] for i in range(70)]
@@ -189,6 +190,21 @@ def test_many_long_texts_take_what_the_plan_says(folder, device, monkeypatch):
         assert share.total == pytest.approx(share.weights + most, rel=0.1)  # most of it are borders of few bytes here
         alone = [llm.embed(text)[0] for text in texts[::23]]
     np.testing.assert_allclose(found[::23], alone, atol=1e-5)
+
+
+def test_texts_are_padded_to_the_context_at_most(folder, monkeypatch):
+    """That of `load`, for which the plan is, not that of the model."""
+    with models.load(folder[0], "cpu", context=50, precision="exact", pooling="mean") as llm:
+        shapes, step = [], llm.step
+
+        def recorded(tokens, mask):
+            shapes.append(tokens.shape)
+            return step(tokens, mask)
+
+        monkeypatch.setattr(llm, "step", recorded)
+        llm.embed(["the quick fox " * 30] * 3)
+        monkeypatch.undo()
+    assert shapes == [(4, 50)]
 
 
 @pytest.mark.parametrize(("texts", "longest", "shape"), [

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import opweave as ow
-from tests.support.small_models import make_folder
+from tests.support.small_models import available, make_folder
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -86,13 +86,6 @@ def taken(call):
         return result, peak, held
     finally:
         tracemalloc.stop()
-
-
-def available(name):
-    try:
-        return ow.device(name)
-    except (ow.PluginError, ow.UnknownNameError) as error:
-        pytest.skip(str(error))
 
 
 def packed_by_onnx_runtime(device):

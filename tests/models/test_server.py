@@ -302,15 +302,10 @@ def test_likely_tokens_are_listed_where_probabilities_are(client):
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    import transformers
-
-    from tests.models.test_encoders import WORDS, write_vocabulary
+    from tests.models.test_encoders import write_bert
 
     path = tmp_path_factory.mktemp("bert")
-    config = transformers.BertConfig(vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
-                                     intermediate_size=48, max_position_embeddings=64)  # fmt: skip
-    transformers.BertModel(config).save_pretrained(path)
-    write_vocabulary(path)
+    write_bert(path)
     with models.load(path, "cpu", pooling="mean") as llm:
         yield llm
 

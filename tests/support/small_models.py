@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import opweave as ow
 
 COMMON: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -34,6 +37,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen3moe": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "head_dim": 16}),
 }  # fmt: skip
+
+
+def available(name: str) -> Any:
+    """The device; a test that needs it is skipped where it is not."""
+    try:
+        return ow.device(name)
+    except (ow.PluginError, ow.UnknownNameError) as error:
+        pytest.skip(str(error))
 
 
 def make_folder(kind: str, path: Path, **changed: Any) -> Any:

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from opweave.errors import FormatError
 
 __all__ = ["BUILT_IN", "Message", "Template"]
@@ -52,11 +56,6 @@ class Template:
             raise FormatError(f"a chat template ({name}) is Jinja, or {', '.join(BUILT_IN)}, not {source!r:.60}")
         if len(source) > LONGEST:
             raise FormatError(f"a chat template of {len(source):,} letters; the longest allowed is {LONGEST:,}")
-        # Importing them takes a twentieth of the time to a first token, which needs no template.
-        from jinja2 import TemplateSyntaxError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals |= {
             "raise_exception": _refuse,
@@ -78,8 +77,6 @@ class Template:
                 message.get("content"), str
             ):  # fmt: skip
                 raise FormatError(f"a message is {{'role': text, 'content': text}}, not {message!r:.80}")
-        from jinja2 import TemplateError
-
         if not messages:
             raise FormatError("a chat has at least one message")
         try:
@@ -93,6 +90,4 @@ class Template:
 
 
 def _refuse(message: object) -> NoReturn:
-    from jinja2 import TemplateError
-
     raise TemplateError(str(message))

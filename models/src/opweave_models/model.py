@@ -12,7 +12,7 @@ from math import inf
 from operator import eq, index
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from opweave.progress import shown
 from opweave.scheduler import PlannedGraph
 from opweave.scheduler.place.precision import checked_precision
 from opweave_models.alone import Alone
-from opweave_models.chat import BUILT_IN, Message, Template
 from opweave_models.config import Pooling
 from opweave_models.decoder import decode, empty_cache
 from opweave_models.encoder import batch_shape, encode
@@ -32,6 +31,9 @@ from opweave_models.files import ModelFile, Stacked, open_model, rounded
 from opweave_models.placement import Plan, loaded_type, plan_placement, step_graph
 from opweave_models.sampling import Answer, Logits, Piece, Sampler, Sampling, check_options
 from opweave_models.tokenizer import VOCABULARY, Tokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from opweave_models.chat import Message, Template
 
 __all__ = ["FullContext", "Model", "Session", "Stats", "load", "planned"]
 
@@ -351,6 +353,9 @@ class Model:
         Raises:
             FormatError: there is none, or it is not valid.
         """
+        # Importing Jinja takes a twentieth of the time to a first token, which needs no template.
+        from opweave_models.chat import BUILT_IN, Template
+
         names = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos}
         tokens = {name: "" if token is None else self.tokenizer.piece(token) for name, token in names.items()}
         if self._template is not None:
@@ -477,7 +482,7 @@ class Model:
         left = sorted(range(len(texts)), key=lambda i: -len(ids[i]))
         while left:
             check(len(left))
-            count, length = batch_shape(len(left), len(ids[left[0]]), self.config.context)
+            count, length = batch_shape(len(left), len(ids[left[0]]), self.plan.context)
             rows = left[:count]
             tokens, mask = np.zeros((count, length), np.int64), np.zeros((count, length), np.bool_)
             mask[:, 0] = True
@@ -630,7 +635,8 @@ def planned(path: Path, devices: Sequence[Any], length: int) -> Iterator[Planned
     context = max(length, min(config.context, 4096))
     cache = empty_cache(config, 1, context) if config.causal else None
     reach = length if cache is None else next(reach for reach in cache.reaches if reach >= length)
-    output = step_graph(config, weights, cache, context, 1, length, reach)
+    tokens = length if cache is None else 1 << (length - 1).bit_length()  # as steps are padded
+    output = step_graph(config, weights, cache, context, 1, tokens, reach)
     with ow.Scheduler(devices) as scheduler:
         yield scheduler.partition(output)
 

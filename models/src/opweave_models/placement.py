@@ -180,10 +180,9 @@ def plan_placement(
     if quantize is not None:
         wanted = ow.as_dtype(quantize)
         rounded("", np.zeros((1, wanted.block), np.float32), wanted)
-        kinds = {name: loaded_type(name, value, quantize) for name, value in file.tensors.items()}
         file = replace(file, tensors={
-            name: value if kind is None else ow.input(name, value.shape, kind)
-            for (name, value), kind in zip(file.tensors.items(), kinds.values(), strict=True)
+            name: value if (kind := loaded_type(name, value, quantize)) is None else ow.input(name, value.shape, kind)
+            for name, value in file.tensors.items()
         })  # fmt: skip
     names = _devices(devices)
     sizes = {name: nbytes_of(file.tensors[name]) for name in file.tensors}
@@ -208,11 +207,14 @@ def plan_placement(
         for i in range(config.layers)
     ]  # the devices to which callers move it, with its keys and values
 
+    def places(homes: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The devices of the weights, and of each layer's keys and values, where the rest of layers is at ``homes``."""
+        placed = {name: _home(name, homes, "output.weight" in sizes) for name in sizes} | forced
+        return placed, tuple(moved or home for moved, home in zip(attention, homes, strict=True))
+
     @cache
-    def compute(layers: tuple[str, ...], repack: bool) -> dict[str, int]:
-        placed = {name: _home(name, layers, "output.weight" in sizes) for name in sizes} | forced
-        states = [moved or device for moved, device in zip(attention, layers, strict=True)]
-        return temporaries(file, placed, states, new_cache, context, shapes, rough, repack)
+    def compute(homes: tuple[str, ...], repack: bool) -> dict[str, int]:
+        return temporaries(file, *places(homes), new_cache, context, shapes, rough, repack)
 
     own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
            for i in range(config.layers)]  # fmt: skip
@@ -228,8 +230,7 @@ def plan_placement(
         _by_proportion(names, split, config.layers) if split is not None
         else _by_memory(names, budgets, taken, kept, ends, lambda name: compute((name,) * config.layers, False)[name])
     )  # fmt: skip
-    placed = {name: _home(name, homes, "output.weight" in sizes) for name in sizes} | forced
-    layers = tuple(moved or device for moved, device in zip(attention, homes, strict=True))
+    placed, layers = places(homes)
     used = [name for name in named if name in placed.values()]
     limit = None if repack is None else parse_bytes(repack)
     shares = tuple(
