@@ -8,7 +8,6 @@ import ctypes
 import re
 import sys
 import zlib
-from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
@@ -177,12 +176,8 @@ def test_what_has_no_importance_may_be_anything(name, counts):
 
 @pytest.fixture(scope="module")
 def by_ggml():
-    """Quantizes rows by ggml itself, as llama-cpp-python brings it."""
-    spec = find_spec("llama_cpp")
-    if spec is None:
-        pytest.skip("llama-cpp-python, which brings ggml, is not installed")
-    library = ctypes.CDLL(str(next((Path(spec.origin).parent / "lib").glob("libggml-base.*"))))
-    chunk = library.ggml_quantize_chunk
+    """Quantizes rows by ggml itself, as xllamacpp brings it."""
+    chunk = ctypes.CDLL(pytest.importorskip("xllamacpp").xllamacpp.__file__).ggml_quantize_chunk
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     chunk.restype, chunk.argtypes = ctypes.c_size_t, (ctypes.c_int, pointer, pointer, size, size, size, pointer)
 
