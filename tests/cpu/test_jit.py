@@ -613,19 +613,22 @@ def test_interrupts_of_a_thread_that_compiles_leave_others_free(monkeypatch):
     assert interrupted(300, compiled, another_thread_compiles, every=20, longest=3e-3) >= 300
 
 
-def large(op: str, *strides: tuple[int, int], size: int = 1024) -> Step:
-    """A step on f32 of shape (size, size), whose operands have these strides in elements, the result's first."""
-    f32 = as_dtype("f32")
-    args = [Arg(None, 0, f32, (size, size), (4 * down, 4 * across)) for down, across in strides]
+def square(op: str, *strides: tuple[int, int], size: int = 1024, dtype: str = "f32") -> Step:
+    """A step of shape (size, size), whose operands have these strides in elements, the result's first."""
+    kind = as_dtype(dtype)
+    args = [Arg(None, 0, kind, (size, size), tuple(kind.itemsize * n for n in each)) for each in strides]
     return Step(op, args[0], tuple(args[1:]), {})
 
 
-def test_single_passes_are_compiled_where_threads_share_them() -> None:
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_single_passes_are_compiled_where_threads_share_them_or_calls_are_merged(dtype: str) -> None:
     rows = (1024, 1)
-    assert is_worth_compiling(large("add", rows, rows, rows))
-    assert is_worth_compiling(large("add", rows, rows, (0, 1)))
-    assert not is_worth_compiling(large("add", rows, rows, (1, 1024)))  # reading single numbers takes longer
-    assert not is_worth_compiling(large("add", *[(16, 1)] * 3, size=16))
+    assert is_worth_compiling(square("add", rows, rows, rows, dtype=dtype))
+    assert is_worth_compiling(square("add", rows, rows, (0, 1), dtype=dtype))
+    # Reading single numbers takes longer.
+    assert not is_worth_compiling(square("add", rows, rows, (1, 1024), dtype=dtype))
+    small = square("add", *[(16, 1)] * 3, size=16, dtype=dtype)
+    assert is_worth_compiling(small) == (dtype == "f32")
 
 
 # --- memory of compiled functions -----------------------------------------------------------------------------------

@@ -280,3 +280,18 @@ def test_indices_are_checked_between_kernels_and_failures_name_their_node(index:
             for state in (table, log):  # they may be half written
                 ow.write(state, np.zeros(state.shape, np.float32))
         np.testing.assert_array_equal(program.run(turn_x=value, turn_ids=np.array([1, 2], dtype)), first)
+
+
+def test_sums_between_products_are_merged_with_them() -> None:
+    y = ow.input("sum_x", (1, 64))
+    values = np.random.default_rng(5).standard_normal((4, 64, 64), np.float32)
+    weights = ow.weights({f"w{i}": value for i, value in enumerate(values)})
+    for i in range(4):
+        y = y + ow.linear(ow.rms_norm(y, eps=1e-6), weights[f"w{i}"])
+    with ow.Scheduler("cpu") as scheduler:
+        program = scheduler.build(y)
+        (call,) = program.run_lists[0].calls.calls
+        assert isinstance(call, sequence.KernelSequence)
+        found = program.run(sum_x=values[0, :1])
+    with ow.Scheduler("host") as scheduler:
+        np.testing.assert_allclose(found, scheduler.build(y).run(sum_x=values[0, :1]), rtol=1e-4, atol=1e-5)

@@ -246,20 +246,18 @@ def _in_parts(quants: int, upper: int | None) -> Callable[[Stretch], Decoded]:
 
 def _scales_of_parts(s: Stretch) -> Vector:
     """The scales of the eight parts, and their minima, of 6 bits each in 12 bytes."""
-    code = s.code
+    code, words = s.code, _of(_I32, 4)
+    head = s.load(words, 0)  # both factors, and the 12 bytes
 
-    def masked(value: Any, by: int, mask: int) -> Any:
-        return code.and_(code.lshr(value, _I32(by)), _I32(mask * 0x01010101))
+    def picked(*lanes: int) -> Any:
+        return code.shuffle_vector(head, head, ir.Constant(words, lanes))
 
-    def upper(value: Any) -> Any:
-        return code.shl(masked(value, 6, 3), _I32(4))
+    def of_bytes(*masks: int) -> Any:
+        return ir.Constant(words, [mask * 0x01010101 for mask in masks])
 
-    a, b, c = (s.load(_I32, at) for at in (4, 8, 12))
-    words = [masked(a, 0, 63), code.or_(masked(c, 0, 15), upper(a)),
-             masked(b, 0, 63), code.or_(masked(c, 4, 15), upper(b))]  # fmt: skip
-    whole: Any = ir.Constant(_of(_I32, 4), ir.Undefined)
-    for k, word in enumerate(words):
-        whole = code.insert_element(whole, word, _I32(k))
+    lower = code.and_(code.lshr(picked(1, 3, 2, 3), ir.Constant(words, [0, 0, 0, 4])), of_bytes(63, 15, 63, 15))
+    upper = code.and_(code.lshr(picked(1, 1, 2, 2), ir.Constant(words, [2] * 4)), of_bytes(0, 48, 0, 48))
+    whole = code.or_(lower, upper)
     integers = code.zext(code.bitcast(whole, _of(_I8, LANES)), vector_type("i32"))
     both = code.fpext(s.load(_of(_HALF, 2), 0), _of(_F32, 2))
     factors = code.shuffle_vector(both, both, ir.Constant(vector_type("i32"), [0] * 8 + [1] * 8))
