@@ -105,6 +105,44 @@ def llama_cpp(path, ids=IDS):
     return found
 
 
+@pytest.mark.parametrize("kind", ["llama", "llama-3.1", "phi3-long", "mixtral", "gemma3"])
+@pytest.mark.parametrize("shards", [0, 7])
+def test_a_file_becomes_another_one_that_says_the_same_also_from_shards(kind, shards, tmp_path):
+    import gguf
+
+    from opweave_models.writing import write_gguf
+
+    make_folder(kind, tmp_path, **SAYABLE.get(kind, {}))
+    whole, again, small = (tmp_path / f"{name}.gguf" for name in ("whole", "again", "small"))
+    write_gguf(tmp_path, whole)
+    source = whole
+    if shards:
+        read = gguf.GGUFReader(whole)
+        writer = gguf.GGUFWriter(tmp_path / "part.gguf", models.open_model(whole).metadata["general.architecture"],
+                                 split_max_tensors=shards)  # fmt: skip
+        for field in read.fields.values():
+            if field.name != "general.architecture" and not field.name.startswith("GGUF."):
+                inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+        for tensor in read.tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        source = sorted(tmp_path.glob("part-*.gguf"))[-1]
+    write_gguf(source, again)
+    write_gguf(source, small, "q8_0")
+    expected, ids = logits(whole, 256)
+    for path in (source, again):
+        found, others = logits(path, 256)
+        np.testing.assert_array_equal(found, expected)
+        assert others == ids
+    write_gguf(tmp_path, tmp_path / "direct.gguf", "q8_0")
+    np.testing.assert_array_equal(logits(small, 256)[0], logits(tmp_path / "direct.gguf", 256)[0])
+    np.testing.assert_equal(dict(models.open_model(again).metadata), dict(models.open_model(whole).metadata))
+
+
 @pytest.mark.parametrize(("kind", "what"), [("qwen3moe", "normalize_experts"), ("gemma2", "scale")])
 def test_what_gguf_cannot_say_is_refused(tmp_path, kind, what):
     from opweave_models.writing import write_gguf

@@ -15,9 +15,19 @@ from tokenizers import Tokenizer as Library
 from opweave.errors import BoundsError, FormatError, UnknownNameError
 from opweave_models.files import ModelFile
 
-__all__ = ["VOCABULARY", "Stream", "Tokenizer", "pre_name", "read_tokenizer"]
+__all__ = [
+    "END_TOKENS", "VOCABULARY", "WHOLE_TOKENIZER", "Stream", "Tokenizer", "pre_name", "read_tokenizer", "spelled_ends",
+]  # fmt: skip
 
-VOCABULARY: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+WHOLE_TOKENIZER: Final = "tokenizer.huggingface.json"
+"""The key of GGUF for a whole ``tokenizer.json``, which counts before the keys of its parts."""
+
+END_TOKENS: Final = "opweave.end_token_ids"
+"""The key for the tokens that end an answer, where they are more than GGUF has keys for."""
+
+VOCABULARY: Final = frozenset(
+    [WHOLE_TOKENIZER, *(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))]
+)
 """Metadata of GGUF that are as long as the vocabulary."""
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -30,6 +40,8 @@ BYTES: Final = {chr(byte): byte for byte in _SHOWN} | {
     chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)}.difference(_SHOWN)))
 }
 """Characters with which byte-level vocabularies (GPT-2's) spell bytes."""
+
+_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 WHOLE: Final = 1 << 24
 """Parts of texts that are looked up in a vocabulary, before the library gets all of it, which takes as long."""
@@ -92,6 +104,8 @@ class ScoredPieces:
         self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
         self._longest: Final = max(map(len, pieces))
         self._unknown, self._prefix, self._left = unknown, prefix, WHOLE
+        spelled = {self._ids[piece]: bytes([byte]) for byte in range(256) if (piece := f"<0x{byte:02X}>") in self._ids}
+        self._bytes: Final = {i: byte for i, byte in spelled.items() if kinds[i] in (BYTE, NORMAL)}
         named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL).tolist()} | set(_END_TEXTS)
         self.library: Final = Library(self._model(named & self._ids.keys()))
 
@@ -110,6 +124,13 @@ class ScoredPieces:
             if self._prefix:
                 found |= known & [self._prefix + text for text in ("", *texts)]
         self.library.model = self._model(found)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens. Bytes that make no character become replacement characters, those beside them do not."""
+        some = [i for i in ids if i < len(self.pieces)]
+        parts = [self._bytes[i] if i in self._bytes else self.pieces[i].replace(SPACE, " ").encode() for i in some]
+        text = b"".join(parts).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._prefix else text
 
     def _model(self, pieces: Set[str]) -> models.BPE:
         vocabulary = {piece: self._ids[piece] for piece in pieces}
@@ -185,8 +206,7 @@ class Tokenizer:
         if self._scored is None:
             text = self._library.decode(list(ids), skip_special_tokens=not special)
         else:
-            pieces = [self.piece(i) for i in ids if special or i not in self._special]
-            text = self._library.decoder.decode([piece for piece in pieces if piece])
+            text = self._scored.decode([i for i in ids if special or i not in self._special])
         return text
 
     def piece(self, token: int) -> str:
@@ -201,7 +221,7 @@ class Tokenizer:
         text, piece = self.decode([token, token], special=True)[len(first) :], self.piece(token)
         if "\ufffd" not in text:
             return text.encode()
-        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
+        if _BYTE.fullmatch(piece):
             return bytes.fromhex(piece[3:5])
         return bytes(map(BYTES.__getitem__, piece)) if BYTES.keys() >= set(piece) else text.encode()
 
@@ -262,12 +282,7 @@ def read_tokenizer(file: ModelFile) -> Tokenizer:
 def _from_json(file: ModelFile) -> Tokenizer:
     path, settings = file.tokenizer_json, file.metadata
     assert path is not None
-    try:
-        library = Library.from_file(str(path))
-    except Exception as error:  # the library raises plain exceptions
-        raise FormatError(f"{path} is no tokenizer: {error}") from None
-    library.no_padding()
-    library.no_truncation()
+    library = _of_json(str(path), path.read_bytes())
 
     def token(key: str) -> int | None:
         value = settings.get(key)
@@ -280,11 +295,22 @@ def _from_json(file: ModelFile) -> Tokenizer:
     front = around[0] if around[:1] != plain[:1] and around else None
     back = around[-1] if around[-1:] != plain[-1:] and around else None
     bos, eos = token("bos_token") if front is None else front, token("eos_token") if back is None else back
-    ends = {*file.ends, *([] if eos is None else [eos]), *_spelled_ends(library)}
+    ends = {*file.ends, *([] if eos is None else [eos]), *spelled_ends(library)}
     return Tokenizer(library, bos, eos, ends, front is not None, back is not None)
 
 
-def _spelled_ends(library: Library) -> list[int]:
+def _of_json(name: str, data: bytes) -> Library:
+    try:
+        library = Library.from_buffer(data)
+    except Exception as error:  # the library raises plain exceptions
+        raise FormatError(f"{name} is no tokenizer: {error}") from None
+    library.no_padding()
+    library.no_truncation()
+    return library
+
+
+def spelled_ends(library: Library) -> list[int]:
+    """The ids of tokens that end an answer by what they are called."""
     found = (library.token_to_id(text) for text in _END_TEXTS)
     return [token for token in found if token is not None]
 
@@ -303,19 +329,15 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
     makers = {"llama": _sentencepiece, "gpt2": _byte_pairs, "bert": _word_pieces, "t5": _unigram}
     if model not in makers:
         raise UnknownNameError("tokenizer", str(model)[:60], makers, f"(in {path})", listed=True)
-    made = makers[model](path, data, pieces, kinds)
-    library, scored = (made.library, made) if isinstance(made, ScoredPieces) else (made, None)
-    ends = _spelled_ends(library)
-    special = {*np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist(), *ends}
-    named = str(data.get("general.name")).lower()
-    # Phi-3's own tokenizer takes the spaces behind these tokens away; GGUF has no key for it.
-    strips = set(pieces) - {"<unk>", "<s>", "<|endoftext|>"} if "phi3" in named.replace("-", "") else set()
-
-    def added(ids: Iterable[int]) -> list[AddedToken]:
-        return [AddedToken(pieces[i], normalized=False, rstrip=pieces[i] in strips) for i in ids]
-
-    library.add_special_tokens(added(sorted(special)))
-    library.add_tokens(added(i for i in np.flatnonzero(kinds == USER_DEFINED).tolist() if i not in special))
+    scored = None
+    if WHOLE_TOKENIZER in data:
+        library = _of_json(f"{path}: {WHOLE_TOKENIZER}", str(data[WHOLE_TOKENIZER]).encode())
+        if max(library.get_vocab().values(), default=0) >= len(pieces):
+            raise FormatError(f"{path}: {WHOLE_TOKENIZER} has more tokens than the vocabulary, {len(pieces):,}")
+    else:
+        made = makers[model](path, data, pieces, kinds)
+        library, scored = (made.library, made) if isinstance(made, ScoredPieces) else (made, None)
+        _add_tokens(library, data, pieces, kinds)
 
     def token(key: str, default: int | None = None) -> int | None:
         known = default if default is not None and default < len(pieces) else None
@@ -328,12 +350,31 @@ def _from_gguf(file: ModelFile) -> Tokenizer:
         bos, eos = token("cls", token("bos", 101)), token("seperator", 102)
     else:
         bos, eos = token("bos", 1 if model == "llama" else None), token("eos", {"llama": 2, "t5": 1}.get(model))
-    stops = {eos, token("eot"), token("eom"), *ends} - {None}
+    listed = data.get(END_TOKENS, [])
+    if not isinstance(listed, (list, np.ndarray)) or not all(0 <= end < len(pieces) for end in listed):
+        raise FormatError(f"{path}: {END_TOKENS} are ids of the vocabulary, not {listed!r:.60}")
+    stops = {eos, token("eot"), token("eom"), *map(int, listed), *spelled_ends(library)} - {None}
     adds_bos = data.get("tokenizer.ggml.add_bos_token", model == "llama" or (model == "gpt2" and _pre(data) in _MERGED))
     adds_eos = data.get("tokenizer.ggml.add_eos_token", model in ("bert", "t5"))
     if model == "bert":  # the separator ends every text
         adds_bos, adds_eos = True, True
     return Tokenizer(library, bos, eos, stops, adds_bos is True, adds_eos is True, scored)  # type: ignore[arg-type]
+
+
+def _add_tokens(
+    library: Library, data: Mapping[str, Any], pieces: Sequence[str], kinds: np.ndarray[Any, Any]
+) -> None:  # fmt: skip
+    """Have the library find control tokens, and those that somebody added, as wholes."""
+    special = {*np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN)).tolist(), *spelled_ends(library)}
+    named = str(data.get("general.name")).lower()
+    # Phi-3's own tokenizer takes the spaces behind these tokens away; GGUF has no key for it.
+    strips = set(pieces) - {"<unk>", "<s>", "<|endoftext|>"} if "phi3" in named.replace("-", "") else set()
+
+    def added(ids: Iterable[int]) -> list[AddedToken]:
+        return [AddedToken(pieces[i], normalized=False, rstrip=pieces[i] in strips) for i in ids]
+
+    library.add_special_tokens(added(sorted(special)))
+    library.add_tokens(added(i for i in np.flatnonzero(kinds == USER_DEFINED).tolist() if i not in special))
 
 
 def _column(path: object, data: Mapping[str, Any], key: str, count: int, default: float) -> np.ndarray[Any, Any]:

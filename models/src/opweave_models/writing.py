@@ -13,12 +13,25 @@ import numpy as np
 
 import opweave as ow
 from opweave.errors import FormatError, PathError, Unavailable
+from opweave.formats.folder import shards_of
 from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
 from opweave.warning import warn_caller
 from opweave_models.config import YARN, Config
 from opweave_models.files import ModelFile, open_model, rounded, stored_type
-from opweave_models.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_name, read_tokenizer
+from opweave_models.tokenizer import (
+    BYTE,
+    CONTROL,
+    END_TOKENS,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    USER_DEFINED,
+    WHOLE_TOKENIZER,
+    pre_name,
+    read_tokenizer,
+    spelled_ends,
+)
 
 __all__ = ["new_file", "write_gguf"]
 
@@ -76,12 +89,15 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
             )
     else:
         writer = gguf.GGUFWriter(None, opened.metadata["general.architecture"])
-        for field in gguf.GGUFReader(source).fields.values():
-            if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
-                continue
-            inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
-    for name, factors in _factors(opened.config).items() if source.is_dir() else ():
+        known = {"general.architecture", "general.file_type"}
+        for path in shards_of(source) or [source]:
+            for field in gguf.GGUFReader(path).fields.values():
+                if field.name in known or field.name.startswith(("GGUF.", "split.")):
+                    continue
+                known.add(field.name)
+                inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for name, factors in _factors(opened.config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
     wanted, f32 = None if kind is None else ow.as_dtype(kind), ow.as_dtype("f32")
     for name in shown(list(opened.tensors), "writing"):
@@ -193,6 +209,8 @@ def _vocabulary(opened: ModelFile) -> dict[str, Any]:
     keys: dict[str, Any] = {"add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
     keys |= {} if tokenizer.bos is None else {"bos_token_id": tokenizer.bos}
     keys |= {} if tokenizer.eos is None else {"eos_token_id": tokenizer.eos}
+    ends = sorted(tokenizer.ends - {tokenizer.eos, *spelled_ends(tokenizer.library)})
+    keys |= dict(zip(("eot_token_id", "eom_token_id"), ends, strict=False))
     unknown = tokenizer.library.token_to_id(model["unk_token"]) if isinstance(model.get("unk_token"), str) else None
     keys |= {} if unknown is None else {"unknown_token_id": unknown}
     normalizer, splitting = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
@@ -208,15 +226,43 @@ def _vocabulary(opened: ModelFile) -> dict[str, Any]:
         kinds = [
             BYTE if piece[:3] == "<0x" and kind == NORMAL else kind for piece, kind in zip(pieces, kinds, strict=True)
         ]
-        prefix = "Prepend" in str(normalizer) or splitting.get("prepend_scheme", "never") != "never"
-        keys |= {"model": "llama", "scores": [ranks.get(piece, -1e6) for piece in pieces], "add_space_prefix": prefix}
+        keys |= {"model": "llama", "scores": [ranks.get(piece, -1e6) for piece in pieces]}
+        keys["add_space_prefix"] = "Prepend" in str(normalizer) or splitting.get("prepend_scheme", "never") != "never"
     elif model.get("type") == "BPE":
         keys |= {"model": "gpt2", "pre": pre_name(path, splitting, model.get("ignore_merges") is True), "merges": pairs}
-        if normalizer:
-            warn_caller(f"{path}: GGUF cannot say that texts are normalized ({normalizer.get('type')}); those that are "
-                        "not so already, as with accents apart from their letters, get other tokens")  # fmt: skip
     else:
         raise FormatError(f"{path}: {model.get('type')!r:.40} is no kind of tokenizer that is written here")
     keys |= {"tokens": pieces, "token_type": kinds}
     made = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    if len(ends) > 2:
+        made[END_TOKENS] = sorted(tokenizer.ends)
+    if unsaid := _unsaid(data):
+        made[WHOLE_TOKENIZER] = path.read_text(encoding="utf-8")
+        warn_caller(f"{path}: GGUF has no key to say that {', '.join(unsaid)}. The file has all of tokenizer.json too, "
+                    "which opweave reads; other programs may find other tokens")  # fmt: skip
     return made | ({} if opened.chat_template is None else {"tokenizer.chat_template": opened.chat_template})
+
+
+def _unsaid(data: Mapping[str, Any]) -> list[str]:
+    """What a ``tokenizer.json`` says for which GGUF has no key beside that for the whole of it."""
+    model, normalizer, splitting = (data.get(key) or {} for key in ("model", "normalizer", "pre_tokenizer"))
+    flagged = [f"{entry.get('content')!r:.40} has {flag}" for entry in data.get("added_tokens") or ()
+               for flag in ("lstrip", "rstrip", "single_word") if entry.get(flag)]  # fmt: skip
+    found = [*flagged[:3], *(["further tokens have such"] if len(flagged) > 3 else [])]
+    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    if model.get("type") == "WordPiece":
+        plain = normalizer.get("type") == "BertNormalizer" and all(
+            normalizer.get(key, True) for key in ("clean_text", "handle_chinese_chars")
+        )
+        split = splitting.get("type") == "BertPreTokenizer"
+    elif model.get("byte_fallback"):
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        split = not splitting
+        plain = steps in ([spaces], [{"type": "Prepend", "prepend": SPACE}, spaces]) or not (steps or split)
+    else:
+        plain, split = not steps, True  # `pre_name` knows how texts are split
+    if not plain:
+        found.append(f"texts are normalized by {[step.get('type') for step in steps]}")
+    if not split:
+        found.append(f"texts are split by {splitting.get('type')}")
+    return found

@@ -75,7 +75,7 @@ def read_folder(folder: Path, read: Read, is_weights: Callable[[Path], bool]) ->
     known: set[Path] = set()
     for path in files:
         if path not in known:
-            shards = _shards(path)
+            shards = shards_of(path)
             known.update(shards)
             opened[path] = _read_shards(shards, read) if shards else _read_alone(path, read)
     return _united(folder, opened, _joined(opened.values()))
@@ -92,7 +92,7 @@ def read_model(path: Path, read: Read) -> Tensors:
             their count, numbers and tensors is wrong; two of them have a tensor of one name.
         OSError: a file cannot be read.
     """
-    shards = _shards(path)
+    shards = shards_of(path)
     if not shards:
         return _read_alone(path, read)
     match = _SHARD.fullmatch(path.name)
@@ -104,7 +104,7 @@ def read_model(path: Path, read: Read) -> Tensors:
     return read_index(index, read)
 
 
-def _shards(path: Path) -> list[Path]:
+def shards_of(path: Path) -> list[Path]:
     """The files of the model of which this is one of several by its name, in their order; else none.
 
     Raises:
