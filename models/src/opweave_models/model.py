@@ -648,6 +648,8 @@ def _quantized(file: ModelFile, quantize: str | None, plan: Plan) -> dict[str, A
     for name in file.tensors if quantize is None else shown(list(file.tensors), "quantizing"):
         value = file.tensors[name]
         kind = None if quantize is None else loaded_type(name, value, quantize)
+        if isinstance(value, np.ndarray) and value.ndim < 2:  # else a step would read pages around it from the file
+            value = np.array(value)
         made[name] = value if kind is None else rounded(name, value, kind)
         device = ow.device(plan.placed.get(name, plan.devices[0]))
         if (len(value.shape) > 2 and (kind is not None or isinstance(value, Stacked))
