@@ -167,7 +167,8 @@ class Model:
         repack = {share.device: True if share.repack == inf else int(share.repack) for share in plan.shares}
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         # Else each longer context would add to what the one before took.
-        scheduler.reserve(sizes={share.device: share.compute for share in plan.shares})
+        beside = sum(share.host for share in plan.shares)
+        scheduler.reserve(sizes={"host": beside, **{share.device: share.compute for share in plan.shares}})
         self.cache: ow.KVCache | None = None
         self._alone: Alone | None = None
         if self.config.causal:
