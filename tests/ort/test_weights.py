@@ -223,6 +223,15 @@ def test_copies_that_onnx_runtime_packs_are_counted_once_a_session_and_can_be_de
         np.testing.assert_allclose(made.run(x=x), x.sum(1, keepdims=True).repeat(96, 1), rtol=1e-4, atol=1e-4)
 
 
+def test_models_hold_no_zero_points_that_nothing_reads(device):
+    w = ow.weights({"w": ow.quantize(np.ones((1024, 64), np.float32), "q4_0")})["w"]
+    with ow.Scheduler(device) as scheduler:
+        before = set(SESSIONS.alive())
+        _program = scheduler.build(ow.linear(ow.input("x", (2, 64)), w))
+        (session,) = set(SESSIONS.alive()) - before
+        assert sum(array.nbytes for array in session.opened.pattern.constants.values()) < 1024
+
+
 def test_layers_that_differ_in_scales_share_a_session(device):
     rng = np.random.default_rng(0)
     w = ow.weights({name: rng.standard_normal(64).astype(np.float32) for name in "ab"})
