@@ -271,6 +271,127 @@ def test_a_chunk_has_tokens(path, chunk):
         models.plan_placement(models.open_model(path), "cpu", context=64, chunk=chunk)
 
 
+def copies_of(llm, device):
+    """Bytes of copies of weights that a device has: packed by its library, in its special memory, and rounded."""
+    kinds = ow.device(device).buffer_types
+    leaves = [(w, w.leaf) for w in llm.weights.values()]
+    special = sum(kind.alloc_size(w) for w, leaf in leaves for kind in kinds if kind in leaf.copies)
+    return special + sum(made.nbytes for _, leaf in leaves for made in leaf.converted.values())
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"repack": "1GiB"}, {"precision": "exact"}, {"quantize": "bf16"}, {"precision": "bf16"},
+    {"precision": {"*expert_linear*": "bf16"}}, {"precision": {"layer1/*": "bf16"}, "repack": "1GiB"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_plan_says_what_copies_of_experts_take(experts, device, options):
+    available(device)
+    before = packed_by_onnx_runtime(device)
+    with models.load(experts, device, context=64, **options) as llm, llm.session() as session:
+        for tokens in (list(range(5, 40)), [7]):
+            session.feed(tokens)
+            session.logits()
+        (share,) = llm.plan.shares
+        made = copies_of(llm, device) + packed_by_onnx_runtime(device) - before
+        assert made == pytest.approx(share.copies, rel=0.05)
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_temporary_values_on_the_host_are_counted(device, kv, tmp_path):
+    shares_memory = available(device).default_buffer_type.is_host
+    make_folder("llama", tmp_path, max_position_embeddings=4096, head_dim=64)
+    with models.load(tmp_path, device, context=4096, kv=kv) as llm:
+        share, *others = llm.plan.shares
+        planned = share.host if shares_memory else sum(other.total for other in others)
+        tokens, one = np.zeros((1, 512), np.int64), np.zeros((1, 1), np.int64)
+        use = llm.step.program(tokens, tokens, tokens, one, np.zeros(1, np.int64), 4096).memory
+        assert planned == pytest.approx(use["host"].temporaries if "host" in use else 0, rel=0.05)
+        assert llm.step.scheduler.buffer_size("host") == pytest.approx(planned, rel=0.05)
+        assert share.total >= share.cache + share.compute + share.host
+
+
+def test_temporary_values_on_the_host_need_room_in_its_memory(path, monkeypatch):
+    file, host = models.open_model(path), 1 << 22
+    for name in DEVICES:
+        own = not available(name).default_buffer_type.is_host
+        monkeypatch.setattr(placement, "temporaries", lambda *_, name=name: {name: 1000, "host": host})
+        made = models.plan_placement(file, name, context=64, repack=0)
+        assert [share.device for share in made.shares] == ([name, "host"] if own else [name])
+        assert ("host" in str(made).split()) is own
+        budgets = {share.device: share.total for share in made.shares}
+        fits = models.plan_placement(file, name, context=64, repack=0, memory=budgets)
+        assert [share.total for share in fits.shares] == list(budgets.values())
+        last = list(budgets)[-1]
+        with pytest.raises(ow.AllocationError, match="budget"):
+            models.plan_placement(file, name, context=64, repack=0, memory={**budgets, last: budgets[last] - 1})
+
+
+@pytest.mark.parametrize("options", [{}, {"experts": "host"}, {"kv": "q8_0", "sequences": 2}], ids=str)
+@pytest.mark.parametrize("devices", [("cpu", "host"), ("ort:cpu", "torch:cpu"), ("torch:cpu", "ort:cpu"),
+                                     ("opencl:0", "ort:cpu"), ("torch:cpu", "cpu", "ort:cpu")], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_what_a_plan_takes_is_enough_for_a_plan(kind, devices, options, tmp_path):
+    for name in devices:
+        available(name)
+    make_folder(kind, tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
+    file, options = models.open_model(tmp_path), {"context": 128, **options}
+    split = range(1, len(devices) + 1)
+    made = models.plan_placement(file, devices, split=split, **options)
+    budgets = {share.device: share.total for share in made.shares}
+    again = models.plan_placement(file, devices, memory=budgets, **options)
+    assert all(share.total <= budgets[share.device] for share in again.shares)
+
+
+TAKEN = """
+import gc, sys
+import numpy as np
+import opweave as ow
+import opweave_models
+
+def anonymous():
+    gc.collect()
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous"))
+
+def loaded(path, **options):
+    llm = opweave_models.load(path, sys.argv[3], **options)
+    with llm.session() as session:
+        for tokens in (list(range(5, 65)), [5]):
+            session.feed(tokens)
+            session.logits()
+    llm.file.release()
+    return llm
+
+options = {"context": 128, **eval(sys.argv[4])}
+with loaded(sys.argv[1], **options) as llm:
+    file = llm.file
+del llm
+file.release()
+before = anonymous()
+llm = loaded(sys.argv[2], **options)
+(share,) = llm.plan.shares
+stacked = sum(w.nbytes for name, w in llm.weights.items() if "_exps" in name)
+mapped = 0 if "quantize" in options else share.weights - share.replaced - stacked
+print(share.total + llm.plan.tokenizer - mapped, anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this system does not tell what is taken")
+@pytest.mark.parametrize("options", [
+    {}, {"quantize": "f16"}, {"precision": {"*expert_linear*": "bf16"}}, {"kv": "q8_0"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("device", ["cpu", "torch:cpu", "ort:cpu"])
+def test_a_process_takes_what_the_plan_says(experts, device, options, tmp_path):
+    """Beside objects of Python and of libraries and what these compile, which are up to 16 MiB here."""
+    available(device)
+    make_folder("mixtral", tmp_path, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_local_experts=8)
+    command = [sys.executable, "-c", TAKEN, str(experts), str(tmp_path), device, str(options)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    planned, taken = map(int, run.stdout.split())
+    assert abs(taken - planned) < 0.05 * planned + (16 << 20), (planned, taken)
+
+
 @pytest.mark.parametrize("wrong", ["foo", None, 5])
 def test_a_plan_takes_no_precision_that_there_is_not(path, wrong):
     with pytest.raises(ow.UnknownNameError):

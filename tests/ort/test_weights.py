@@ -223,6 +223,69 @@ def test_copies_that_onnx_runtime_packs_are_counted_once_a_session_and_can_be_de
         np.testing.assert_allclose(made.run(x=x), x.sum(1, keepdims=True).repeat(96, 1), rtol=1e-4, atol=1e-4)
 
 
+def test_models_hold_no_zero_points_that_nothing_reads(device):
+    w = ow.weights({"w": ow.quantize(np.ones((1024, 64), np.float32), "q4_0")})["w"]
+    with ow.Scheduler(device) as scheduler:
+        before = set(SESSIONS.alive())
+        _program = scheduler.build(ow.linear(ow.input("x", (2, 64)), w))
+        (session,) = set(SESSIONS.alive()) - before
+        assert sum(array.nbytes for array in session.opened.pattern.constants.values()) < 1024
+
+
+def test_layers_that_differ_in_scales_share_a_session(device):
+    rng = np.random.default_rng(0)
+    w = ow.weights({name: rng.standard_normal(64).astype(np.float32) for name in "ab"})
+    x, made = rng.standard_normal((3, 64)).astype(np.float32), SESSIONS.made
+    with ow.Scheduler(device) as scheduler, ow.Scheduler("host") as host:
+        graphs = [ow.rms_norm(ow.input("x", x.shape), w[name]) * 2 for name in "ab"]
+        programs = [scheduler.build(graph) for graph in graphs]
+        assert SESSIONS.made == made + 1
+        for program, graph in zip(programs, graphs, strict=True):
+            np.testing.assert_allclose(program.run(x=x), host.build(graph).run(x=x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("repack", [0, True])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_experts_are_read_where_they_lie(device, dtype, repack):
+    """Neither a session nor a program holds them in f32, of several layers at a time."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((8, 64, 64)).astype(np.float32) for name in "ab"}
+    w = ow.weights({name: array.astype(ow.as_dtype(dtype).numpy) for name, array in arrays.items()}
+                   | {"out": np.ones((8, 64), np.float32)})  # fmt: skip
+    x, ids = rng.standard_normal((2, 64)).astype(np.float32), np.array([[0, 7], [3, 3]])
+
+    def model():
+        y, chosen = ow.input("x", x.shape), ow.input("ids", ids.shape, "i64")
+        for name in "ab":
+            y = ow.sum(ow.expert_linear(y, w[name], chosen), 1)
+        return ow.linear(y, w["out"])
+
+    with ow.Scheduler(device, repack=repack) as scheduler, ow.Scheduler("host") as host:
+        program = scheduler.build(model())
+        want = host.build(model()).run(x=x, ids=ids)
+        use = program.memory[device.name]
+        assert use.library + use.temporaries < arrays["a"].nbytes // 8
+        np.testing.assert_allclose(program.run(x=x, ids=ids), want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+
+def test_a_weight_that_is_handed_out_in_another_type_is_not_kept_in_it(device):
+    array = np.ones((64, 64), np.float16)
+    with ow.Scheduler(device) as scheduler:
+        program = scheduler.build(ow.cast(ow.weights({"w": array})["w"], "f32"))
+        assert program.memory[device.name].library == 0
+        assert np.array_equal(program.run(), array)
+
+
+@pytest.mark.skipif(not allocated(), reason="this C library does not tell what it has allocated")
+def test_of_a_state_only_what_is_read_is_cast(device):
+    state = ow.state("cache", (1 << 14, 256), "f16")
+    with ow.Scheduler(device) as scheduler:
+        written = ow.index_copy(state, ow.input("at", (1,), "i64"), ow.input("row", (1, 256), "f16"))
+        program = scheduler.build(ow.exp(written[:8]))
+        program.run(at=np.array([5]), row=np.ones((1, 256), np.float16))
+        assert program.memory[device.name].library < state.nbytes
+
+
 @pytest.mark.skipif(not allocated(), reason="this C library does not tell what it has allocated")
 def test_what_the_arena_takes_is_counted_when_a_program_first_runs(device):
     x = ow.input("x", (1 << 10, 1 << 12))

@@ -248,7 +248,7 @@ def plan(
     )  # fmt: skip
     if as_json:
         rows = [{"device": s.device, "layers": s.layers, "weights": s.weights, "copies": s.copies, "cache": s.cache,
-                 "compute": s.compute, "budget": s.budget} for s in made.shares]  # fmt: skip
+                 "compute": s.compute + s.host, "budget": s.budget} for s in made.shares]  # fmt: skip
         print_json({"path": str(file), "context": made.context, "kv": made.kv, "devices": rows})
     else:
         print(made)

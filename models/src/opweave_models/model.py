@@ -167,7 +167,8 @@ class Model:
         repack = {share.device: True if share.repack == inf else int(share.repack) for share in plan.shares}
         scheduler = ow.Scheduler(devices, repack=repack, precision=precision)
         # Else each longer context would add to what the one before took.
-        scheduler.reserve(sizes={share.device: share.compute for share in plan.shares})
+        beside = sum(share.host for share in plan.shares)
+        scheduler.reserve(sizes={"host": beside, **{share.device: share.compute for share in plan.shares}})
         self.cache: ow.KVCache | None = None
         self._alone: Alone | None = None
         if self.config.causal:
@@ -648,6 +649,8 @@ def _quantized(file: ModelFile, quantize: str | None, plan: Plan) -> dict[str, A
     for name in file.tensors if quantize is None else shown(list(file.tensors), "quantizing"):
         value = file.tensors[name]
         kind = None if quantize is None else loaded_type(name, value, quantize)
+        if isinstance(value, np.ndarray) and value.ndim < 2:  # else a step would read pages around it from the file
+            value = np.array(value)
         made[name] = value if kind is None else rounded(name, value, kind)
         device = ow.device(plan.placed.get(name, plan.devices[0]))
         if (len(value.shape) > 2 and (kind is not None or isinstance(value, Stacked))

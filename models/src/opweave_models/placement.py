@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,18 @@ from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Spec
+from opweave.graph.opdef import takes_precision
 from opweave.graph.precision import Precision, check_precision
+from opweave.graph.tensor import Signature
+from opweave.scheduler.place.capabilities import at_precision
+from opweave.scheduler.place.precision import Allowed, allowed_for, checked_precision
 from opweave.scheduler.place.support import ask, unbound_step
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
 from opweave_models.config import Config
 from opweave_models.decoder import Weights, decode, empty_cache
 from opweave_models.encoder import TEXTS, TOKENS, batch_shape, encode
-from opweave_models.files import ModelFile, nbytes_of, rounded, stored_type
+from opweave_models.files import ModelFile, Stacked, nbytes_of, rounded, stored_type
 
 __all__ = ["Plan", "Share", "parse_bytes", "plan_placement"]
 
@@ -47,9 +51,35 @@ _UNITS: Final = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
 
-Copied = tuple[BufferType | None, int]
-"""The kind of memory to which a scheduler copies a weight, ``None`` for that of the device's library, and bytes of the
-copy."""
+
+class Product(NamedTuple):
+    """A product with a weight.
+
+    Attributes:
+        name: of the weight.
+        signature: what devices are asked about.
+        position: of the weight among the sources.
+        whole: whether the source is the weight itself, and not cast from it.
+    """
+
+    name: str
+    signature: Signature
+    position: int
+    whole: bool
+
+
+class Copied(NamedTuple):
+    """The copy of a weight that a device reads in a product.
+
+    Attributes:
+        kind: the memory to which a scheduler copies it, as far as ``repack=`` allows that; else ``None``.
+        size: bytes there, or of what the device's library packs in any case.
+        rounded: bytes of the copy in bf16 that a scheduler makes where ``kind`` is not there.
+    """
+
+    kind: BufferType | None
+    size: int
+    rounded: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +95,8 @@ class Share:
         copies: bytes of these, and of those that the device's library makes in any case.
         wanted: bytes of them without a limit.
         replaced: bytes of the weights that have such copies: they lie in mapped pages of the file, which are let go of.
+        host: bytes of temporary values of steps that only the host computes, if they lie in the memory of this device;
+            beside devices with memory of their own the host has a share itself.
     """
 
     device: str
@@ -77,10 +109,11 @@ class Share:
     copies: int = 0
     wanted: int = 0
     replaced: int = 0
+    host: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.compute + self.copies - self.replaced
+        return self.weights + self.cache + self.compute + self.host + self.copies - self.replaced
 
 
 @dataclass(frozen=True)
@@ -113,7 +146,7 @@ class Plan:
         rows: list[tuple[str, ...]] = [("device", "layers", "weights", "copies", "cache", "compute", "total", "budget")]
         for s in self.shares:
             budget = "unknown" if s.budget is None else human_bytes(s.budget)
-            sizes = (human_bytes(n) for n in (s.weights, s.copies, s.cache, s.compute, s.total))
+            sizes = (human_bytes(n) for n in (s.weights, s.copies, s.cache, s.compute + s.host, s.total))
             rows.append((s.device, _ranges(s.layers), *sizes, budget))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -161,7 +194,8 @@ def plan_placement(
         devices: names, the preferred one first; ``"auto"``: graphics cards that are found, then the CPU.
         context, sequences, kv: how large the caches are, as of `load`.
         chunk: tokens of a prompt that are computed at a time.
-        memory: device -> its budget, such as ``{"torch:cuda:0": "20GiB"}``; else nine tenths of what is free.
+        memory: device -> its budget, such as ``{"torch:cuda:0": "20GiB"}``; else nine tenths of what is free. One of
+            ``host`` counts where it has a share.
         split: how many layers each device gets, as proportions, where budgets allow that.
         experts: the device for the weights of all experts.
         patterns: glob patterns of weights -> device, which count before everything else. Patterns that match nothing
@@ -189,23 +223,23 @@ def plan_placement(
     forced = _forced(sizes, _mapping("patterns", patterns), experts)
     named = list(dict.fromkeys([*names, *forced.values()]))
     given = {_name(device): parse_bytes(value) for device, value in _mapping("memory", memory).items()}
-    for name in given:
-        if name not in named:
-            raise UnknownNameError("device", name, named, "It has a budget, and the model does not use it.")
-    budgets = {name: given[name] if name in given else _budget(name) for name in named}
+    budgets = {name: given[name] if name in given else _budget(name) for name in dict.fromkeys([*named, "host"])}
     caches = [0] * config.layers if states is None else [
         k.nbytes + v.nbytes for k, v in zip(states.keys, states.values, strict=True)
     ]  # fmt: skip
     rough = "exact" if isinstance(precision, Mapping) else check_precision(precision)
-    copied = cache(partial(_copied, rough))
+    allowed = checked_precision(precision)
+    copied = cache(_copied)
     tokens = 1 << (min(chunk, context) - 1).bit_length()  # as steps are padded
     shapes = {(1, tokens), *([(sequences, 1)] if sequences > 1 else [])} if config.causal else {
         batch_shape(TEXTS, longest, context) for longest in (context, 1 << (context.bit_length() - 1), TOKENS // TEXTS)
     }  # fmt: skip
+    products = _products(file, allowed, states, context, [(1, tokens), (1, 1)] if config.causal else sorted(shapes))
     attention = [
         next((forced[name] for name in (f"blk.{i}.attn_k.weight", f"blk.{i}.attn_qkv.weight") if name in forced), "")
         for i in range(config.layers)
     ]  # the devices to which callers move it, with its keys and values
+    limit = None if repack is None else parse_bytes(repack)
 
     def places(homes: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
         """The devices of the weights, and of each layer's keys and values, where the rest of layers is at ``homes``."""
@@ -216,38 +250,49 @@ def plan_placement(
     def compute(homes: tuple[str, ...], repack: bool) -> dict[str, int]:
         return temporaries(file, *places(homes), new_cache, context, shapes, rough, repack)
 
-    own = [sum(n for name, n in sizes.items() if name.startswith(f"blk.{i}.") and name not in forced)
-           for i in range(config.layers)]  # fmt: skip
-    ends = {"first": _outside(sizes, forced, output=False), "last": _outside(sizes, forced, output=True)}
-    taken = dict.fromkeys(named, 0)
-    for name, device in forced.items():
-        taken[device] += sizes[name]
-    for i, device in enumerate(attention):
-        if device:
-            taken[device] += caches[i]
-    kept = [n if device else n + cache for n, cache, device in zip(own, caches, attention, strict=True)]
-    homes = tuple(
-        _by_proportion(names, split, config.layers) if split is not None
-        else _by_memory(names, budgets, taken, kept, ends, lambda name: compute((name,) * config.layers, False)[name])
-    )  # fmt: skip
+    def shares_of(homes: tuple[str, ...], wanted: Collection[str] = named) -> Iterator[Share]:
+        """What each of these devices gets, with layers at ``homes``."""
+        placed, layers = places(homes)
+        used = [name for name in named if name in placed.values()]
+        beside = 0 if "host" in used else max(compute(homes, repack)["host"] for repack in (False, True))
+        near = next((name for name in used if ow.device(name).default_buffer_type.is_host), "host")
+        for name in used:
+            if name in wanted:
+                share = Share(
+                    name, tuple(i for i, device in enumerate(layers) if device == name),
+                    sum(n for tensor, n in sizes.items() if placed[tensor] == name),
+                    sum(n for n, device in zip(caches, layers, strict=True) if device == name), 0, budgets[name],
+                    host=beside if name == near else 0,
+                )  # fmt: skip
+                device = ow.device(name)
+                steps = [(p.name, copied(device, *p[1:])) for p in products if placed[p.name] == name]
+                yield with_copies(file, share, steps, limit, partial(compute, homes))
+        if beside and near == "host":
+            yield Share("host", (), 0, 0, beside, budgets["host"])
+
+    def fits(homes: tuple[str, ...], name: str) -> bool:
+        return all(share.budget is None or share.total <= share.budget for share in shares_of(homes, [name]))
+
+    homes = _by_memory(names, config.layers, fits) if split is None else _by_proportion(names, split, config.layers)
     placed, layers = places(homes)
-    used = [name for name in named if name in placed.values()]
-    limit = None if repack is None else parse_bytes(repack)
-    shares = tuple(
-        with_copies(file, Share(
-            name, tuple(i for i, device in enumerate(layers) if device == name),
-            sum(n for tensor, n in sizes.items() if placed[tensor] == name),
-            sum(n for n, device in zip(caches, layers, strict=True) if device == name), 0, budgets[name],
-        ), [tensor for tensor in sizes if placed[tensor] == name], limit, copied, chunk,
-        partial(compute, homes)) for name in used
-    )  # fmt: skip
-    for share in shares:
-        least = max(share.weights + share.cache + share.compute, share.total)
-        if share.budget is not None and least > share.budget:
-            why = "that was given" if share.device in given else "of nine tenths of what is free; memory= gives another"
-            raise AllocationError(share.device, least, share.budget, f"by the budget {why}")
-    return Plan(shares, placed if len(shares) > 1 else {}, layers, context, sequences, kv,
+    shares = tuple(shares_of(homes))
+    _check_budgets(shares, named, given)
+    return Plan(shares, placed if len({*placed.values()}) > 1 else {}, layers, context, sequences, kv,
                 TOKENIZER * config.vocabulary)  # fmt: skip
+
+
+def _check_budgets(shares: Sequence[Share], named: Sequence[str], given: Collection[str]) -> None:
+    for name in given:
+        if name not in [*named, *[share.device for share in shares]]:
+            raise UnknownNameError("device", name, named, "It has a budget, and the model does not use it.")
+    for share in shares:
+        if share.budget is not None and share.total > share.budget:
+            why = "that was given" if share.device in given else "of nine tenths of what is free; memory= gives another"
+            raise AllocationError(
+                share.device, share.total, share.budget,
+                f"by the budget {why}; a smaller context, a smaller type of keys and values (kv=), more devices, or a "
+                "file of smaller blocks take less",
+            )  # fmt: skip
 
 
 def _checked_context(config: Config, context: Any, sequences: Any, chunk: Any) -> int:
@@ -320,12 +365,12 @@ def _computes(device: str, node: ow.Tensor) -> bool:
 
 
 def with_copies(
-    file: ModelFile, share: Share, names: Sequence[str], limit: float | None, copied: Callable[..., Copied], chunk: int,
+    file: ModelFile, share: Share, steps: Sequence[tuple[str, Copied]], limit: float | None,
     compute: Callable[[bool], Mapping[str, int]],
 ) -> Share:  # fmt: skip
-    """A share with the copies of its weights that the scheduler makes within ``limit`` and the budget, and the
-    temporary values, with all copies or with none; ``None``: the limit that keeps a decoder within `BOUND`, where no
-    environment variable gives another one; of an encoder all."""
+    """A share with the copies of weights that products of programs (``steps``) read, within ``limit`` and the budget,
+    and the temporary values, with all copies or with none; ``None``: the limit that keeps a decoder within `BOUND`,
+    where no environment variable gives another one; of an encoder all."""
     device = ow.device(share.device)
     usual = repack_limit(None, device)
     if limit is None and (usual < inf or not file.config.causal):
@@ -335,25 +380,31 @@ def with_copies(
         most = min(most, BOUND * share.weights)
         if device.default_buffer_type.is_host:
             most -= TOKENIZER * file.config.vocabulary
-    steps = _products(file, share.device, names, chunk, copied)
-    packed = sum({name: size for name, (kind, size) in steps if kind is None}.values())
+    packed = sum({name: copy.size for name, copy in steps if copy.kind is None}.values())
     # The library's own copies: twice, for prompts and for single tokens, where the limit has room for that.
     twice = packed * (1 + file.config.causal)
-    wanted = twice + sum({(name, kind): size for name, (kind, size) in steps if kind is not None}.values())
+    mapped = {name for name, value in file.tensors.items() if not isinstance(value, ow.Tensor | Stacked)}
+    wanted = twice + sum({(name, copy.kind): copy.size for name, copy in steps if copy.kind is not None}.values())
 
     def within(limit: float) -> Share:
         made: dict[tuple[str, BufferType | None], int] = {}
         left = limit
-        for name, (kind, size) in steps:
+        for name, (kind, size, _) in steps:
             if kind is None and size:
                 made[name, kind] = size * (twice // packed if twice <= limit else 1)
             elif kind is not None and (name, kind) not in made and size <= left:
                 made[name, kind], left = size, left - size
+        for name, copy in steps:
+            if copy.rounded and (name, copy.kind) not in made:
+                made[name, None] = copy.rounded
         replaced = {name for name, _ in made}
-        wholes = {bool(made), all(name in replaced for name, _ in steps)} if not packed else {twice <= limit}
+        copied = {name for name, (_, *sizes) in steps if any(sizes)}
+        wholes = {bool(made), copied <= replaced} if not packed else {twice <= limit}
         needed = max(compute(whole)[share.device] for whole in wholes)
-        return replace(share, compute=needed, repack=limit, copies=sum(made.values()), wanted=wanted,
-                       replaced=sum(nbytes_of(file.tensors[name]) for name in replaced))  # fmt: skip
+        # A library compares the limit with the weights of one split, where two copies may fit although not of all.
+        once = wanted == twice > limit
+        return replace(share, compute=needed, repack=0 if once else limit, copies=sum(made.values()), wanted=wanted,
+                       replaced=sum(nbytes_of(file.tensors[name]) for name in replaced & mapped))  # fmt: skip
 
     limit = wanted if limit is None else limit
     if (found := within(limit)).total <= most:
@@ -366,32 +417,38 @@ def with_copies(
 
 
 def _products(
-    file: ModelFile, device: str, names: Iterable[str], chunk: int, copied: Callable[..., Copied]
-) -> list[tuple[str, Copied]]:
-    """The weights that a device multiplies with, in programs of prompts and of single tokens, with their copies."""
-    found, steps, tied = ow.device(device), [], "output.weight" not in file.tensors
-    for tokens in (chunk, 1):
-        for name in sorted(names, key=lambda name: _is_output(name, tied)):
-            value = file.tensors[name]
-            if len(value.shape) > 1 and (name != "token_embd.weight" or tied):
-                rows = 1 if _is_output(name, tied) else tokens
-                steps.append((name, copied(found, ow.as_dtype(value.dtype), value.shape, rows)))
-    return steps
+    file: ModelFile, allowed: Allowed, cache: ow.KVCache | None, context: int, shapes: Iterable[tuple[int, int]]
+) -> list[Product]:
+    """The products with weights in steps of ``shapes`` (sequences, tokens), as programs compute them."""
+    weights = ow.weights({name: Spec(value.shape, value.dtype) for name, value in file.tensors.items()})
+    names = {weight.root: name for name, weight in weights.items()}
+    found = []
+    for rows, tokens in shapes:
+        reach = tokens if cache is None else cache.reaches[-1]
+        for node in Graph(step_graph(file.config, weights, cache, context, rows, tokens, reach)).nodes:
+            if node.op is None or not node.op.product or node.signature is None:
+                continue
+            precision = allowed_for(node.name, allowed) if takes_precision(node) else "exact"
+            signature = at_precision(node, node.signature, precision)
+            for i, source in enumerate(node.srcs):
+                root = source.root
+                if root.op is not None and root.op.name == "cast":
+                    root = root.srcs[0].root
+                if root in names:
+                    found.append(Product(names[root], signature, i, source.leaf is not None))
+    return found
 
 
-def _copied(precision: Precision, device: Device, dtype: ow.DType, shape: tuple[int, ...], rows: int) -> Copied:
-    """The copy of a weight that a device wants for products with so many rows, or that its library makes."""
-    if len(shape) != 2:
-        return None, 0
-    x, w = ow.input("x", (rows, shape[-1])), ow.state("w", shape, dtype)
-    constant = frozenset([1] if dtype is ow.as_dtype("f32") else [])
-    signature = ow.linear(x, w).signature
-    assert signature is not None
-    if (precision != "exact" and constant) or device.keeps_repacked([w]):
-        copied = ask(device, signature.at(precision, constant, frozenset([1]), frozenset([device]))).repacked.get(1)
-        if copied is not None:
-            return copied, copied.alloc_size(w)
-    return None, device.packed_bytes(unbound_step(signature.at(precision, constant), device), 1)
+def _copied(device: Device, signature: Signature, i: int, whole: bool) -> Copied:
+    """The copy of a weight that a device wants for a product or makes in any case, by what schedulers ask it."""
+    dtype, shape, _ = signature.srcs[i]
+    weight, precision, constant = ow.state("w", shape, dtype), signature.precision, signature.constant
+    rounded = weight.size * 2 if i in ask(device, signature).rounded else 0
+    if whole and ((precision != "exact" and constant) or device.keeps_repacked([weight])):
+        kind = ask(device, signature.at(precision, constant, frozenset([i]), frozenset([device]))).repacked.get(i)
+        if kind is not None:
+            return Copied(kind, kind.alloc_size(weight), rounded)
+    return Copied(None, device.packed_bytes(unbound_step(signature, device), i), rounded)
 
 
 def loaded_type(name: str, value: Any, quantize: str) -> ow.DType | None:
@@ -441,13 +498,6 @@ def _forced(sizes: Mapping[str, int], patterns: Mapping[str, str], experts: str 
     return found
 
 
-def _outside(sizes: Mapping[str, int], forced: Mapping[str, str], *, output: bool) -> int:
-    """Bytes of the weights outside of layers that lie at the beginning, or at the output."""
-    tied = "output.weight" not in sizes
-    return sum(n for name, n in sizes.items() if not name.startswith("blk.") and name not in forced
-               and (_is_output(name, tied)) is output)  # fmt: skip
-
-
 def _is_output(name: str, tied: bool) -> bool:
     """A table that embeds tokens and also makes logits counts as the output, where more of its bytes are read."""
     return name.startswith("output") or (tied and name == "token_embd.weight")
@@ -459,38 +509,30 @@ def _home(name: str, layers: Sequence[str], has_output: bool) -> str:
     return layers[-1] if _is_output(name, not has_output) else layers[0]
 
 
-def _by_proportion(names: Sequence[str], given: Any, layers: int) -> list[str]:
+def _by_proportion(names: Sequence[str], given: Any, layers: int) -> tuple[str, ...]:
     split = list(given) if isinstance(given, Iterable) else []
     numbers = all(isinstance(n, int | float | np.integer | np.floating) and 0 <= n <= 1e30 for n in split)
     if len(split) != len(names) or not numbers or not sum(split) > 0:
         raise BoundsError(f"split has a number from 0 to 1e30 for each of {len(names)} devices, one of them above 0, "
                           f"not {given!r:.60}")  # fmt: skip
     ends = [round(layers * sum(split[: i + 1]) / sum(split)) for i in range(len(split))]
-    return [names[next(j for j, end in enumerate(ends) if i < end)] for i in range(layers)]
+    return tuple(names[next(j for j, end in enumerate(ends) if i < end)] for i in range(layers))
 
 
-def _by_memory(
-    names: Sequence[str], budgets: Mapping[str, int | None], taken: Mapping[str, int], layers: Sequence[int],
-    ends: Mapping[str, int], compute: Callable[[str], int],
-) -> list[str]:  # fmt: skip
-    """Each device in turn takes as many layers as fit; the last one that is needed also has room for the output."""
-    result: list[str] = []
-    for j, name in enumerate(names):
-        budget, used = budgets[name], taken[name] + compute(name) + (ends["first"] if not result else 0)
-        rest = sum(layers[len(result) :]) + ends["last"]
-        if budget is None or used + rest <= budget:
-            return [*result, *[name] * (len(layers) - len(result))]
-        last = j == len(names) - 1
-        while len(result) < len(layers) - 1 and not last and used + layers[len(result)] <= budget:
-            used += layers[len(result)]
-            result.append(name)
-    name = names[-1]
-    needed = taken[name] + compute(name) + sum(layers[len(result) :]) + ends["last"]
-    raise AllocationError(
-        name, needed, budgets[name],
-        f"{len(layers) - len(result)} layers are left for it; use a smaller context, a smaller type of keys and values "
-        "(kv=), more devices, or a file of smaller blocks",
-    )  # fmt: skip
+def _by_memory(names: Sequence[str], layers: int, fits: Callable[[tuple[str, ...], str], bool]) -> tuple[str, ...]:
+    """Each device in turn takes as many layers as fit, the last one that is needed the rest, with the output."""
+    found: tuple[str, ...] = ()
+    for name, after in zip(names, [*names[1:], None], strict=True):
+        rest = layers - len(found)
+        if after is None or fits((*found, *[name] * rest), name):
+            return *found, *[name] * rest
+        low, high = 0, rest
+        while high - low > 1:
+            middle = (low + high) // 2
+            fit = fits((*found, *[name] * middle, *[after] * (rest - middle)), name)
+            low, high = (middle, high) if fit else (low, middle)
+        found += (name,) * low
+    raise AssertionError("there is a last device")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

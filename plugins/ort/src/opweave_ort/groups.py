@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -67,6 +68,7 @@ def write(structure: Structure) -> Model:
         if node.live:
             name = model.output(name, node.dtype, node.shape)
         values.append((name, node.dtype, node.shape))
+    model.prune()
     return model
 
 
@@ -74,10 +76,11 @@ def _operand(model: Model, value: str, dtype: DType, have: Shape, window: Window
     if dtype.is_quantized:
         return Operand(value, dtype, have, have, dtype)
     target = dtype if moves else computed(dtype)
-    name = model.cast(value, dtype, target)
+    part = prod(window.lead) < prod(have)  # of which alone a cast makes another copy, as of a cache that is not full
+    name = value if part else model.cast(value, dtype, target)
     if have != window.lead or window.offset or window.strides != dense_window(window.lead, window.strides):
         name = show(model, name, have, window)
-    return Operand(name, target, window.shape, window.lead, dtype)
+    return Operand(model.cast(name, dtype, target) if part else name, target, window.shape, window.lead, dtype)
 
 
 def _kernel(node: Node, operands: list[Operand]) -> Callable[..., str]:

@@ -190,6 +190,19 @@ class Model:
         """The value in another type."""
         return value if source is target else self("Cast", value, to=ONNX_TYPES[target])
 
+    def before_cast(self, value: str) -> str:
+        """What a value was cast from, else the value itself, for emitters that cast only what they choose of it."""
+        return next((n.sources[0] for n in self.nodes if n.kind == "Cast" and value in n.results), value)
+
+    def prune(self) -> None:
+        """Drop the nodes whose results nobody reads."""
+        read = {value.name for value in self.outputs}
+        for node in reversed(self.nodes.copy()):
+            if read.isdisjoint(node.results):
+                self.nodes.remove(node)
+            else:
+                read.update(node.sources)
+
     def reshape(self, value: str, shape: Shape) -> str:
         """The elements in another shape."""
         return self("Reshape", value, self.integers(*shape))

@@ -46,8 +46,9 @@ def phases(device: Device, steps: Sequence[Step], repack: float) -> list[tuple[i
             access[arg.value] = max(phase, access.get(arg.value, 0))
         last = max(last, phase)
         found.append(phase)
-    for weight in {step.srcs[1].value for step in products} & casts.keys():  # it is cast where it is first read
-        found[casts[weight]] = min(n for n, s in zip(found, steps, strict=True) if weight in [a.value for a in s.srcs])
+    for value, at in casts.items():  # where it is first read
+        reads = [n for n, s in zip(found, steps, strict=True) if value in [a.value for a in s.srcs]]
+        found[at] = min(reads, default=found[at])
     end = steps.index(products[-1])
     before = next((i for i, s in enumerate(steps) if s.out.value == steps[end].srcs[0].value), end)
     read = [s for s in steps if steps[before].out.value in [a.value for a in s.srcs]]

@@ -123,6 +123,7 @@ class _Finder:
         self._seen: dict[Any, tuple[int, Window]] = {}
         self._made: dict[int, tuple[int, Arg]] = {}  # value -> the number of its node, and where it lies
         self._written = [s.out for s in group.steps if writes(s)]
+        self._packs = any(_packs(step) for step in group.steps)
 
     def bound(self) -> Bound:
         nodes: list[Node] = []
@@ -150,6 +151,8 @@ class _Finder:
             number, out = made
             return -1 - number, _window(arg, (arg.offset - out.offset) // out.dtype.itemsize)
         form: Form = form_of(arg.dtype, precision) if arg.dtype.is_quantized else ""
+        if step.op == "cast" and step.out.buffer is not None and _identity(arg) is not None:
+            return self._enter(arg, form, keeps=False)  # of a weight, a session would keep the result, too
         whole = None if step.op in PRODUCTS or form else self._weight_around(arg)
         if whole is not None:
             number, _ = self._entered(whole, form)
@@ -168,23 +171,30 @@ class _Finder:
         key = (id(arg.buffer), arg.offset, arg.dtype, arg.shape, arg.strides, form)
         if key not in self._seen:
             overwritten = any(_overlap(arg, out) for out in self._written)
-            self._seen[key] = self._enter(arg, form, overwritten)
+            self._seen[key] = self._enter(arg, form, overwritten, self._packs or len(arg.shape) > 1)
         return self._seen[key]
 
     def _target(self, arg: Arg) -> tuple[int, Window]:
         """The region that a step writes over, which is read where it is written."""
-        return self._enter(arg, "", False)
+        return self._enter(arg, "")
 
-    def _enter(self, arg: Arg, form: Form, overwritten: bool) -> tuple[int, Window]:
+    def _enter(self, arg: Arg, form: Form, overwritten: bool = False, keeps: bool = True) -> tuple[int, Window]:
         window = _window(arg, 0)
         shape = None if overwritten else whole_of(arg)
         if shape is None:
             shape = window.lead
             window = Window(0, window.shape, dense_window(shape, window.strides))
         self.staged.append(overwritten or whole_of(arg) is None)
-        self.sources.append(Source(arg.dtype, shape, None if overwritten else _identity(arg), form))
+        self.sources.append(Source(arg.dtype, shape, _identity(arg) if keeps and not overwritten else None, form))
         self.args.append(arg)
         return len(self.sources) - 1, window
+
+
+def _packs(step: Step) -> bool:
+    """Whether a session may pack a weight for a step. Others get scales and biases as inputs, so that layers share
+    them."""
+    op = OPS.get(step.op)
+    return op is not None and op.product and any(_identity(arg) is not None for arg in step.srcs)
 
 
 def writes(step: Step) -> bool:
@@ -243,7 +253,6 @@ def whole_of(arg: Arg) -> Shape | None:
 def _identity(arg: Arg) -> Hashable:
     """What tells a weight from others, ``None`` for operands that may change."""
     buffer = arg.buffer
-    assert buffer is not None
-    if buffer.usage is not Usage.WEIGHTS:
+    if buffer is None or buffer.usage is not Usage.WEIGHTS:
         return None
     return id(buffer), arg.offset, arg.strides

@@ -9,7 +9,7 @@ from opweave.contract.kernels import of_other_type
 from opweave_ort.kernels.indexing import checked
 from opweave_ort.kernels.table import emits
 from opweave_ort.limits import limit
-from opweave_ort.model import Model, Operand
+from opweave_ort.model import ONNX_TYPES, Model, Operand
 
 CHOSEN_BYTES: Final = limit("chosen_bytes", 1 << 26, 1, 1 << 28)
 """Bytes of chosen weights, a matrix for each row, up to which they are copied for a product."""
@@ -27,8 +27,9 @@ def _few(step: Step) -> str | None:
 
 @emits("expert_linear", when=_few)
 def expert_linear(m: Model, op: str, out: Operand, x: Operand, w: Operand, ids: Operand) -> str:
-    chosen = m("Gather", m.expanded(w), checked(m, ids, w.shape[0]), axis=0)
-    product = m("MatMul", chosen, m("Unsqueeze", m.expanded(x), m.integers(-1)))
+    """Chosen weights are cast, and not all, of which the session would keep a copy."""
+    chosen = m("Gather", m.before_cast(m.expanded(w)), checked(m, ids, w.shape[0]), axis=0)
+    product = m("MatMul", m("Cast", chosen, to=ONNX_TYPES[w.dtype]), m("Unsqueeze", m.expanded(x), m.integers(-1)))
     return m("Squeeze", product, m.integers(-1))
 
 

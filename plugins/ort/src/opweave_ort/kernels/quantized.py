@@ -42,7 +42,9 @@ def product(m: Model, out: Operand, x: Operand, w: Operand, b: Operand | None, f
     count = inputs // length
     source = m.expanded(x)
     signed = w.stored.name not in OFFSETS
-    none = m.constant(np.zeros((outputs, -(-count // 2)), np.uint8))
+
+    def zeros(bits: int) -> str:
+        return m.constant(np.zeros((outputs, -(-count * bits // 8)), np.uint8))
 
     def part(piece: str, scales: str, zero: str, bits: int) -> str:
         return m("MatMulNBits", source, names[piece], names[scales], *([zero] if zero else []), domain=MICROSOFT,
@@ -50,12 +52,13 @@ def product(m: Model, out: Operand, x: Operand, w: Operand, b: Operand | None, f
 
     # The default zero point is the middle of the range, 8 or 128.
     if form == "bytes":
-        whole = "" if signed else m.constant(np.zeros((outputs, count), np.uint8))
-        result = part("bytes", "scales", whole, 8)
+        result = part("bytes", "scales", "" if signed else zeros(8), 8)
     elif w.stored.name in FOUR_BITS:
-        result = part("low", "scales", "" if signed else none, 4)
+        result = part("low", "scales", "" if signed else zeros(4), 4)
     else:
-        result = m("Add", part("high", "high_scales", "" if signed else none, 4), part("low", "scales", none, 4))
+        result = m(
+            "Add", part("high", "high_scales", "" if signed else zeros(4), 4), part("low", "scales", zeros(4), 4)
+        )
     if "offsets" in names:
         sums = m("ReduceSum", m.reshape(source, (*x.shape[:-1], count, length)), m.integers(-1), keepdims=0)
         result = m("Add", result, m("MatMul", sums, names["offsets"]))
