@@ -71,7 +71,8 @@ def load(
         kv: dtype of keys and values: f32, f16, bf16, q8_0 or q4_0.
         sequences: how many sequences at a time, as of several clients.
         precision: how roughly products may be computed, as of `opweave.compile`: ``"int8"`` rounds activations beside
-            quantized weights, as llama.cpp does; ``"exact"`` does not.
+            weights that are quantized or in bf16, as llama.cpp does; ``"exact"`` does not; ``"bf16"`` rounds all
+            operands where a device has kernels for that.
         quantize: round matrices that are stored as floats to this type while loading, such as ``"q4_k"`` or ``"f16"``.
         memory, split, experts, patterns: as of `plan_placement`.
         repack: bytes (``"2GiB"``) that copies of weights in forms with which a device's kernels are faster may take on

@@ -22,7 +22,6 @@ from opweave.contract import BufferType, Device
 from opweave.errors import AllocationError, BoundsError, SchedulerError, UnknownNameError
 from opweave.graph.graph import Graph
 from opweave.graph.leaf import Spec
-from opweave.graph.opdef import takes_precision
 from opweave.graph.precision import Precision, check_precision
 from opweave.graph.tensor import Signature
 from opweave.scheduler.place.capabilities import at_precision
@@ -428,8 +427,7 @@ def _products(
         for node in Graph(step_graph(file.config, weights, cache, context, rows, tokens, reach)).nodes:
             if node.op is None or not node.op.product or node.signature is None:
                 continue
-            precision = allowed_for(node.name, allowed) if takes_precision(node) else "exact"
-            signature = at_precision(node, node.signature, precision)
+            signature = at_precision(node, node.signature, allowed_for(node, allowed))
             for i, source in enumerate(node.srcs):
                 root = source.root
                 if root.op is not None and root.op.name == "cast":

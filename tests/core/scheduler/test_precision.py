@@ -39,13 +39,30 @@ def test_nothing_is_rounded_unless_it_is_allowed(device):
     assert device.calls == []
 
 
-@pytest.mark.parametrize("allowed", ["bf16", "int8"])
-def test_products_are_computed_in_bf16_where_that_or_rougher_is_allowed_and_the_rest_in_f32(device, allowed):
+def test_products_are_computed_in_bf16_where_that_is_allowed_and_the_rest_in_f32(device):
     x, w = values(4, 8), values(6, 8, seed=1)
     weight = ow.weights({"w": w})["w"]
-    f = ow.compile(lambda x: ow.exp(ow.linear(x, weight)), devices=[device], precision=allowed)
+    f = ow.compile(lambda x: ow.exp(ow.linear(x, weight)), devices=[device], precision="bf16")
     product = to_bf16(to_bf16(x) @ to_bf16(w).T)
     np.testing.assert_allclose(f(x), np.exp(product), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("stored", "rounds"), [("f32", False), ("f16", False), ("bf16", True)])
+def test_int8_rounds_operands_beside_weights_that_are_stored_rounded_and_no_others(device, stored, rounds):
+    x, w = values(4, 8), values(6, 8, seed=1).astype(ow.as_dtype(stored).numpy)
+    weight = ow.weights({"w": w})["w"]
+
+    def step(x):
+        return ow.linear(x, weight if stored == "f32" else weight.astype("f32"))
+
+    f = ow.compile(step, devices=[device, HostDevice()], precision="int8")
+    exact = x.astype(np.float64) @ w.astype(np.float64).T
+    found = f(x)
+    if rounds:
+        np.testing.assert_allclose(found, to_bf16(to_bf16(x) @ w.astype(F).T), rtol=1e-6)
+        assert np.abs(found - exact).max() > 1e-3
+    else:
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_the_roughest_kernel_that_is_allowed_runs(device):

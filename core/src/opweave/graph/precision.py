@@ -15,8 +15,8 @@ Precision = Literal["exact", "bf16", "int8"]
 are rounded to bf16. ``int8``: activations are quantized to 8-bit integers in blocks, as ggml and ONNX Runtime do for
 products with quantized weights.
 
-A kernel declares the precision in which it computes. A program declares the roughest precision that it allows: ``int8``
-allows kernels of ``bf16`` and ``exact`` too.
+A kernel declares the precision in which it computes. A program declares the roughest precision that it allows; ``int8``
+for products with weights that are stored rounded, quantized or in bf16, for which it allows kernels of ``bf16`` too.
 """
 
 PRECISIONS: Final[Mapping[Precision, int]] = MappingProxyType({"exact": 0, "bf16": 1, "int8": 2})

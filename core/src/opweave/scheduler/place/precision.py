@@ -82,14 +82,25 @@ def precisions_of(nodes: Iterable[Tensor], allowed: Allowed) -> dict[Tensor, Pre
     """
     if not allowed:
         return {}
-    products = {tensor: tensor.name for tensor in nodes if takes_precision(tensor)}
-    names = list(products.values())
+    products = [tensor for tensor in nodes if takes_precision(tensor)]
+    names = [product.name for product in products]
     for pattern, _ in allowed:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
             raise UnknownNameError("product", pattern, names, "It is a pattern of precision=, and matches none.")
-    return {product: found for product, name in products.items() if (found := allowed_for(name, allowed)) != "exact"}
+    return {product: found for product in products if (found := allowed_for(product, allowed)) != "exact"}
 
 
-def allowed_for(name: str, allowed: Allowed) -> Precision:
-    """How roughly a product of that name may be computed."""
-    return next((precision for pattern, precision in allowed if fnmatchcase(name, pattern)), "exact")
+def allowed_for(node: Tensor, allowed: Allowed) -> Precision:
+    """How roughly a node may be computed. ``int8`` is for products with weights that are stored rounded, quantized or
+    in bf16: others, also those with routers or norms in f32 beside them, stay exact."""
+    if not takes_precision(node):
+        return "exact"
+    found = next((precision for pattern, precision in allowed if fnmatchcase(node.name, pattern)), "exact")
+    return "exact" if found == "int8" and not any(map(_is_stored_rounded, node.srcs)) else found
+
+
+def _is_stored_rounded(source: Tensor) -> bool:
+    root = source.root
+    if root.op is not None and root.op.name in ("cast", "dequantize"):
+        root = root.srcs[0].root
+    return root.dtype.is_quantized or root.dtype is bf16

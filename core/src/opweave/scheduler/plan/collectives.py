@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from opweave.contract.collectives import Collectives, CollectiveSupport
 from opweave.errors import raise_backend_failure
 from opweave.graph.layout import is_dense
-from opweave.graph.opdef import takes_precision
 from opweave.scheduler.place.precision import allowed_for
 from opweave.sharding.values import Collective, Links
 
@@ -63,7 +62,7 @@ def links_of(targets: Sequence[Target], allowed: Allowed) -> Links:
         devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]
     ) -> tuple[Collectives, CollectiveSupport] | None:
         products = [part.root for part in parts]
-        rough = all(takes_precision(p) and allowed_for(p.name, allowed) != "exact" for p in products)
+        rough = all(allowed_for(product, allowed) != "exact" for product in products)
         return backend_collectives("all_reduce", members(devices), parts[0].dtype, tensor.size, rough)
 
     def together(devices: tuple[str, ...], tensor: Tensor, parts: tuple[Tensor, ...]) -> bool:
