@@ -360,6 +360,7 @@ def loaded(path, **options):
         for tokens in (list(range(5, 65)), [5]):
             session.feed(tokens)
             session.logits()
+    gc.collect()
     llm.file.release()
     return llm
 
@@ -367,6 +368,7 @@ options = {"context": 128, **eval(sys.argv[4])}
 with loaded(sys.argv[1], **options) as llm:
     file = llm.file
 del llm
+gc.collect()  # what is freed behind the release stays in the process
 file.release()
 before = anonymous()
 llm = loaded(sys.argv[2], **options)

@@ -376,9 +376,8 @@ def with_copies(
         limit = usual
     most = inf if share.budget is None else share.budget
     if limit is None:
-        most = min(most, BOUND * share.weights)
-        if device.default_buffer_type.is_host:
-            most -= TOKENIZER * file.config.vocabulary
+        beside = TOKENIZER * file.config.vocabulary if device.default_buffer_type.is_host else 0
+        most = min(most, BOUND * share.weights - beside)
     packed = sum({name: copy.size for name, copy in steps if copy.kind is None}.values())
     # The library's own copies: twice, for prompts and for single tokens, where the limit has room for that.
     twice = packed * (1 + file.config.causal)
