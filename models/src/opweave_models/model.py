@@ -358,6 +358,11 @@ class Model:
 
         names = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos}
         tokens = {name: "" if token is None else self.tokenizer.piece(token) for name, token in names.items()}
+        extra = self.file.metadata.get("extra_special_tokens")
+        for name, value in {**self.file.metadata, **(extra if isinstance(extra, Mapping) else {})}.items():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if name.endswith("_token") and isinstance(text, str):  # as transformers passes those of a folder
+                tokens[name] = text
         if self._template is not None:
             return Template(BUILT_IN.get(self._template, self._template), tokens, "as given")
         if self.file.chat_template is not None:
