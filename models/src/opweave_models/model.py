@@ -87,7 +87,8 @@ def load(
         UnknownNameError: an architecture, device, dtype, precision or pooling that does not exist.
         AllocationError: it does not fit.
         BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
-        SchedulerError: a precision that is neither a name nor a mapping.
+        LayoutError: a type of keys and values whose blocks heads do not fill.
+        SchedulerError: a precision that is neither a name nor a mapping, or a device that is named twice.
     """
     if pooling not in (None, "mean", "cls"):
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
@@ -322,8 +323,8 @@ class Model:
         """The cache; raises `LifetimeError` where the model was closed, `UnsupportedOpError` of an encoder."""
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
-        if self.cache is None:
-            raise UnsupportedOpError(f"{self.config.architecture} is an encoder: it embeds texts and continues none")
+        self.config.check_decoder()
+        assert self.cache is not None
         return self.cache
 
     @property
