@@ -379,16 +379,16 @@ def serve_model(
     """Serve a model as OpenAI's endpoints (chat, completions, embeddings, models), with a page to chat."""
     try:
         from opweave_models.batching import check_limits
-        from opweave_models.server import serve
+        from opweave_models.server import listening, serve
     except ImportError:
         raise Unavailable("the server is made of starlette and uvicorn, which are not installed",
                           remedy='pip install "opweave-models[server]"') from None  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and not key:
         raise BoundsError(f"clients of other machines reach {host}; give a key (--key or OPWEAVE_MODEL_KEY)")
     check_limits(queue, timeout)
-    with load(
+    with listening(host, port) as sockets, load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         sequences=sequences, template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(model.plan, file=sys.stderr)
-        serve(model, host=host, port=port, key=key, queue=queue, timeout=timeout)
+        serve(model, sockets, host=host, key=key, queue=queue, timeout=timeout)
