@@ -7,15 +7,18 @@ import weakref
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import opweave as ow
-from opweave.errors import BoundsError, FormatError, LifetimeError
+from opweave.errors import BoundsError, FormatError, LayoutError, LifetimeError, SchedulerError, UnsupportedOpError
 from tests.support.small_models import make_folder
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("opweave_cpu")
 models = pytest.importorskip("opweave_models")
+commands = pytest.importorskip("opweave_models.commands")
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,40 @@ def test_low_temperatures_choose_the_most_likely_token(llm):
     hot, cold = models.Sampling(temperature=1e-320), models.Sampling(temperature=0)
     texts = ["".join(p.text for p in llm.generate("in the", max_tokens=8, sampling=each)) for each in (hot, cold)]
     assert texts[0] == texts[1]
+
+
+def refused(folder, error, match, monkeypatch, **options):
+    """By plans and by loading, of which nothing but the metadata is read."""
+    with pytest.raises(error, match=match):
+        models.plan_placement(models.open_model(folder), **options)
+    monkeypatch.setattr("opweave_models.model.read_tokenizer", None)
+    with pytest.raises(error, match=match):
+        models.load(folder, **options)
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+def test_keys_and_values_in_blocks_that_are_larger_than_heads_are_refused(folder, monkeypatch, kv):
+    match = f"in {kv} are blocks of 32 elements, and the head size of this model is 16: .* such as kv='f16'"
+    refused(folder, LayoutError, match, monkeypatch, devices="cpu", kv=kv)
+
+
+@pytest.mark.parametrize("devices", ["cpu,cpu", "host,cpu,host", ["cpu", "CPU"], "cpu,CPU"], ids=str)
+def test_a_device_that_is_named_twice_is_refused(folder, monkeypatch, devices):
+    twice = "host" if "host" in devices else "cpu"
+    refused(folder, SchedulerError, f"each device is named once, and {twice} more often", monkeypatch, devices=devices)
+
+
+@pytest.mark.parametrize("command", [
+    ["models", "bench", "MODEL", "--prompt", "16"], ["models", "bench", "MODEL", "--prompt", "1", "--tokens", "1"],
+    ["generate", "MODEL", "-p", "in", "--context", "81"], ["chat", "MODEL", "--context", "81"],
+], ids=" ".join)  # fmt: skip
+def test_commands_that_continue_texts_say_that_a_model_is_an_encoder(tmp_path, monkeypatch, command):
+    from tests.models.test_encoders import write_bert
+
+    write_bert(tmp_path)
+    monkeypatch.setattr("opweave_models.commands.load", None)
+    app = typer.Typer()
+    commands.add(app)
+    done = CliRunner().invoke(app, [str(tmp_path) if each == "MODEL" else each for each in command])
+    assert isinstance(done.exception, UnsupportedOpError)
+    assert "is an encoder" in str(done.exception)

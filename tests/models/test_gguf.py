@@ -212,6 +212,45 @@ def test_commands_write_files(tmp_path, capsys):
     assert 0 < distance(logits(small)[0], logits(whole)[0]) < 0.02
 
 
+FALLBACK = "matrices are in q8_0, since their rows are no whole blocks of 256, as q4_k has"
+STAY = "matrices stay as they were: routers, or rows of no whole blocks"
+
+
+@pytest.mark.parametrize(("hidden", "kind", "says"), [
+    (96, "q4_k", {"q8_0": FALLBACK}), (256, "q4_k", {"q8_0": FALLBACK}), (80, "q4_k", {"q8_0": FALLBACK, "f32": STAY}),
+    (80, "q8_0", {"f32": STAY}), (96, "q8_0", {}), (96, "f16", {}),
+])  # fmt: skip
+def test_what_is_rounded_to_another_type_than_was_asked_for_is_told(tmp_path, hidden, kind, says):
+    make_folder("llama", tmp_path, intermediate_size=hidden)
+    out = tmp_path / "m.gguf"
+    lines = quantize(tmp_path, out, kind).output.splitlines()
+    types = [ow.as_dtype(value.dtype).name for value in models.open_model(out).tensors.values() if len(value.shape) > 1]
+    told = [line for line in lines if "matrices" in line]
+    for line, (stored, said) in zip(told, says.items(), strict=True):
+        assert line.startswith(f"{types.count(stored)} of {len(types)} {said}")
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("kind", ["iq1_s", "iq1_m", "i32", "f64", "nothing"])
+def test_types_that_nothing_is_rounded_to_are_refused_whatever_the_rows_are(tmp_path, width, kind):
+    make_folder("llama", tmp_path, hidden_size=width)
+    done = quantize(tmp_path, tmp_path / "m.gguf", kind)
+    assert isinstance(done.exception, ow.DTypeError | ow.UnknownNameError)
+    assert kind in str(done.exception)
+    assert not (tmp_path / "m.gguf").exists()
+    for use in (models.load, models.plan_placement):
+        with pytest.raises(type(done.exception), match=kind):
+            use(models.open_model(tmp_path), "cpu", quantize=kind)
+
+
+def quantize(folder, out, kind):
+    from opweave_models import commands
+
+    app = typer.Typer()
+    commands.add(app)
+    return CliRunner().invoke(app, ["models", "quantize", str(folder), str(out), kind])
+
+
 @pytest.mark.parametrize(
     ("command", "suffix"), [(["convert"], "gguf"), (["convert"], "safetensors"), (["quantize", "q8_0"], "gguf")]
 )

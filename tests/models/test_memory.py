@@ -440,6 +440,8 @@ WRONG = [
     ({"context": 0}, ow.BoundsError), ({"context": -5}, ow.BoundsError), ({"context": 257}, ow.BoundsError),
     ({"sequences": 0}, ow.BoundsError), ({"sequences": 1025}, ow.BoundsError), ({"kv": "i32"}, ow.DTypeError),
     ({"kv": "q4_k"}, ow.LayoutError), ({"kv": "nope"}, ow.UnknownNameError), ({"quantize": "i32"}, ow.DTypeError),
+    ({"quantize": "iq1_s"}, ow.DTypeError), ({"devices": "cpu,cpu"}, ow.SchedulerError),
+    ({"devices": ["cpu", "CPU"]}, ow.SchedulerError),
     ({"devices": 5}, ow.SchedulerError), ({"devices": None}, ow.SchedulerError),
     ({"devices": [None]}, ow.UnknownNameError), ({"devices": [5]}, ow.UnknownNameError),
     *[({"split": split}, ow.BoundsError) for split in (

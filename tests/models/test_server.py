@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -369,3 +373,66 @@ def test_the_page_chats(served, tmp_path):
         assert browser.run("document.querySelectorAll('.message').length") == 0
     finally:
         browser.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("listens", [True, False], ids=["listens", "is bound"])
+def test_a_port_in_use_is_told_before_anything_is_loaded(folder, monkeypatch, host, listens):
+    monkeypatch.setattr("opweave_models.commands.load", None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listens:
+            other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ow.Unavailable, match=f"cannot listen on {host}:{port}: "):
+            serve_model(folder, host=host, port=port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid", "a" * 100])
+def test_a_host_that_is_none_of_this_machine_is_told_before_anything_is_loaded(folder, monkeypatch, host):
+    monkeypatch.setattr("opweave_models.commands.load", None)
+    with pytest.raises(ow.Unavailable, match=f"cannot listen on {host}:8080: "):
+        serve_model(folder, host=host, port=8080, key="k")
+
+
+def test_the_port_is_taken_while_a_model_is_loaded_and_free_when_that_fails(folder, monkeypatch):
+    from opweave_models.server import listening
+
+    with listening("127.0.0.1", 0) as sockets:
+        port = sockets[0].getsockname()[1]
+        with pytest.raises(ow.Unavailable, match=str(port)), listening("127.0.0.1", port):
+            pass
+
+    def refuse(*given, **options):
+        with pytest.raises(ow.Unavailable), listening("127.0.0.1", port):
+            pass
+        raise ow.FormatError("no model")
+
+    monkeypatch.setattr("opweave_models.commands.load", refuse)
+    with pytest.raises(ow.FormatError, match="no model"):
+        serve_model(folder, port=port)
+    with listening("127.0.0.1", port):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes there are not interrupted alone")
+def test_the_command_serves_until_it_is_interrupted(folder):
+    command = ["serve-model", str(folder), "--devices", "cpu", "--context", "64", "--template", "plain", "--port", "0"]
+    python = [sys.executable, "-c", "from opweave.cli.app import main; main()"]
+    running = re.compile(r"Uvicorn running on (http://127\.0\.0\.1:\d+) \(Press CTRL")
+    with subprocess.Popen([*python, *command], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = next(filter(None, map(running.search, process.stderr)))[1]
+            assert httpx.get(f"{address}/health").json()["status"] == "ok"
+            process.send_signal(signal.SIGINT)
+            assert "Application shutdown complete" in process.stderr.read()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def serve_model(folder, **options):
+    from opweave_models import commands
+
+    commands.serve_model(folder, "cpu", **options)

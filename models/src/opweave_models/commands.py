@@ -18,9 +18,10 @@ from rich.text import Text
 import opweave as ow
 from opweave.cli.options import Json, writable_file
 from opweave.cli.output import Row, plain, print_json, print_rows
+from opweave.collector import collector_paused
 from opweave.errors import AllocationError, BoundsError, FormatError, Unavailable
 from opweave.units import human_bytes
-from opweave_models.files import open_model
+from opweave_models.files import ModelFile, open_model
 from opweave_models.model import FullContext, Model, load
 from opweave_models.placement import Plan, plan_placement, summary
 from opweave_models.sampling import Piece, Sampling, check_options
@@ -92,6 +93,14 @@ def _placement(
     return {"memory": _pairs(memory, "memory"), "split": shares, "experts": experts, "patterns": _pairs(place, "place")}
 
 
+def _decoder(file: Path) -> ModelFile:
+    """The opened model; an encoder is refused before its context is, and before seconds of loading."""
+    with collector_paused():
+        opened = open_model(file)
+    opened.config.check_decoder()
+    return opened
+
+
 def _template(given: str | None) -> str | None:
     return _text(Path(given)) if given is not None and os.path.isfile(given) else given
 
@@ -148,7 +157,7 @@ def generate(
     held = None if schema is None else _text(schema)
     check_options(max_tokens, sampling, stop or (), schema=held)  # before seconds of loading
     with load(
-        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
+        _decoder(file), devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         _written(model.generate(text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), schema=held))
@@ -167,7 +176,7 @@ def chat(
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     check_options(max_tokens, sampling)
     with load(
-        file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
+        _decoder(file), devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(f"{model.plan}\nchat template: {model.template.name}; {CHAT_HELP}", file=sys.stderr)
@@ -290,8 +299,13 @@ def quantize(
     kind: Annotated[str, typer.Argument(help="A type of blocks, such as q8_0 or q4_k; f16, bf16 or f32.")],
 ) -> None:
     """Round a model's matrices to another type, in a new GGUF file; everything else stays as it is."""
-    write_gguf(file, out, kind)
+    made, wanted = write_gguf(file, out, kind), ow.as_dtype(kind)
     print(f"{out}: {human_bytes(out.stat().st_size)}")
+    if wanted.name != "q8_0" and made["q8_0"]:
+        print(f"{made['q8_0']} of {made.total()} matrices are in q8_0, since their rows are no whole blocks of "
+              f"{wanted.block}, as {wanted} has")  # fmt: skip
+    if made[""]:
+        print(f"{made['']} of {made.total()} matrices stay as they were: routers, or rows of no whole blocks")
 
 
 def _floats(value: Any) -> np.ndarray[Any, Any]:
@@ -309,12 +323,13 @@ def bench(
 ) -> None:  # fmt: skip
     """Tokens a second of a prompt and of an answer; over several devices, also of each that holds the model alone."""
     options: dict[str, Any] = {"context": prompt + tokens + 1, "kv": kv, "precision": precision, "repack": repack}
-    rows = [measured(load(file, devices, **options, **_placement(memory, split, experts, place)), prompt, tokens)]
+    opened = _decoder(file)
+    rows = [measured(load(opened, devices, **options, **_placement(memory, split, experts, place)), prompt, tokens)]
     budgets = {ow.device(name).name: budget for name, budget in _pairs(memory, "memory").items()}
     for name in rows[0]["devices"] if len(rows[0]["devices"]) > 1 else ():
         with suppress(AllocationError):
             given = {name: budgets[name]} if name in budgets else None
-            rows.append(measured(load(file, name, memory=given, **options), prompt, tokens))
+            rows.append(measured(load(opened, name, memory=given, **options), prompt, tokens))
     best = max(rows, key=lambda row: float(row["answer"]))
     if as_json:
         print_json({"path": str(file), **rows[0], "alone": rows[1:]})
@@ -364,16 +379,16 @@ def serve_model(
     """Serve a model as OpenAI's endpoints (chat, completions, embeddings, models), with a page to chat."""
     try:
         from opweave_models.batching import check_limits
-        from opweave_models.server import serve
+        from opweave_models.server import listening, serve
     except ImportError:
         raise Unavailable("the server is made of starlette and uvicorn, which are not installed",
                           remedy='pip install "opweave-models[server]"') from None  # fmt: skip
     if host not in ("127.0.0.1", "::1", "localhost") and not key:
         raise BoundsError(f"clients of other machines reach {host}; give a key (--key or OPWEAVE_MODEL_KEY)")
     check_limits(queue, timeout)
-    with load(
+    with listening(host, port) as sockets, load(
         file, devices, context=context, kv=kv, precision=precision, quantize=quantize, repack=repack,
         sequences=sequences, template=_template(template), **_placement(memory, split, experts, place),
     ) as model:  # fmt: skip
         print(model.plan, file=sys.stderr)
-        serve(model, host=host, port=port, key=key, queue=queue, timeout=timeout)
+        serve(model, sockets, host=host, key=key, queue=queue, timeout=timeout)

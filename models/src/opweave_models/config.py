@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from opweave.errors import FormatError, UnknownNameError
+from opweave.errors import FormatError, UnknownNameError, UnsupportedOpError
 
 __all__ = ["ARCHITECTURES", "DECODERS", "Config", "Rope", "config_from_gguf", "config_from_hugging_face"]
 
@@ -112,6 +112,11 @@ class Config:
     @property
     def causal(self) -> bool:
         return self.architecture in DECODERS
+
+    def check_decoder(self) -> None:
+        """Raise `UnsupportedOpError` of an encoder."""
+        if not self.causal:
+            raise UnsupportedOpError(f"{self.architecture} is an encoder: it embeds texts and continues none")
 
 
 class _Fields:

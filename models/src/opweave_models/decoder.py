@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 import opweave as ow
+from opweave.errors import LayoutError
 from opweave_models.config import Config, Rope
 
 __all__ = ["Weights", "decode", "empty_cache", "feed_forward", "project", "rotate"]
@@ -32,7 +33,10 @@ def empty_cache(
 ) -> ow.KVCache:
     """The cache of a decoder, which takes memory once it is used: rings where its layers look back over a window, else
     memory for the context of each sequence, or as many blocks, which several share where the devices of the ``layers``
-    read them where they lie. ``placed``: the states lie there."""
+    read them where they lie. ``placed``: the states lie there. Raises `LayoutError` for heads of no whole blocks."""
+    if config.size % (block := ow.as_dtype(kv).block):
+        raise LayoutError(f"keys and values in {kv} are blocks of {block} elements, and the head size of this model is "
+                          f"{config.size}: take another type, such as kv='f16'")  # fmt: skip
     shared = sequences > 1 and layers and all(ow.device(name).reads_block_tables for name in set(layers))
     windows = [config.window if windowed else None for windowed in config.windowed]
     each = -(-context // BLOCK)  # blocks of a sequence, which are equal and filled by its context

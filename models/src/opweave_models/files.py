@@ -28,7 +28,9 @@ from opweave.formats.load import described, read_tensors
 from opweave.formats.tensor_file import parse_json
 from opweave_models.config import Config, Pooling, config_from_gguf, config_from_hugging_face
 
-__all__ = ["ModelFile", "Stacked", "expected_tensors", "nbytes_of", "open_model", "rounded", "stored_type"]
+__all__ = [
+    "ModelFile", "Stacked", "encoded_type", "expected_tensors", "nbytes_of", "open_model", "rounded", "stored_type",
+]  # fmt: skip
 
 Shapes = dict[str, tuple[tuple[int, ...], bool]]
 """Name -> shape, and whether the tensor may be absent."""
@@ -210,6 +212,13 @@ def stored_type(name: str, value: Any, wanted: ow.DType) -> ow.DType | None:
     if len(value.shape) < 2 or "ffn_gate_inp" in name:
         return None
     return next((kind for kind in (wanted, ow.as_dtype("q8_0")) if value.shape[-1] % kind.block == 0), None)
+
+
+def encoded_type(kind: str) -> ow.DType:
+    """The type of that name; raises `UnknownNameError` or `DTypeError` where values are not rounded to it."""
+    wanted = ow.as_dtype(kind)
+    rounded("", np.zeros((1, wanted.block), np.float32), wanted)
+    return wanted
 
 
 def rounded(name: str, value: Any, kind: ow.DType) -> Any:

@@ -88,7 +88,8 @@ def load(
         UnknownNameError: an architecture, device, dtype, precision or pooling that does not exist.
         AllocationError: it does not fit.
         BoundsError: a context or number of sequences below 1, or a context beyond what the model was made for.
-        SchedulerError: a precision that is neither a name nor a mapping.
+        LayoutError: a type of keys and values whose blocks heads do not fill.
+        SchedulerError: a precision that is neither a name nor a mapping, or a device that is named twice.
     """
     if pooling not in (None, "mean", "cls"):
         raise UnknownNameError("pooling", str(pooling)[:60], ("mean", "cls"), listed=True)
@@ -324,8 +325,8 @@ class Model:
         """The cache; raises `LifetimeError` where the model was closed, `UnsupportedOpError` of an encoder."""
         if self._closed:
             raise LifetimeError(f"{self!r} was closed")
-        if self.cache is None:
-            raise UnsupportedOpError(f"{self.config.architecture} is an encoder: it embeds texts and continues none")
+        self.config.check_decoder()
+        assert self.cache is not None
         return self.cache
 
     @property
@@ -360,6 +361,11 @@ class Model:
 
         names = {"bos_token": self.tokenizer.bos, "eos_token": self.tokenizer.eos}
         tokens = {name: "" if token is None else self.tokenizer.piece(token) for name, token in names.items()}
+        extra = self.file.metadata.get("extra_special_tokens")
+        for name, value in {**self.file.metadata, **(extra if isinstance(extra, Mapping) else {})}.items():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if name.endswith("_token") and isinstance(text, str):  # as transformers passes those of a folder
+                tokens[name] = text
         if self._template is not None:
             return Template(BUILT_IN.get(self._template, self._template), tokens, "as given")
         if self.file.chat_template is not None:

@@ -32,7 +32,7 @@ from opweave.units import human_bytes
 from opweave_models.config import Config
 from opweave_models.decoder import Weights, decode, empty_cache
 from opweave_models.encoder import TEXTS, TOKENS, batch_shape, encode
-from opweave_models.files import ModelFile, Stacked, nbytes_of, rounded, stored_type
+from opweave_models.files import ModelFile, Stacked, encoded_type, nbytes_of, stored_type
 
 __all__ = ["Plan", "Share", "parse_bytes", "plan_placement"]
 
@@ -211,8 +211,7 @@ def plan_placement(
     new_cache = partial(empty_cache, sequences=sequences, context=context, kv=kv)
     states = new_cache(config) if config.causal else None  # refuses dtypes, without memory
     if quantize is not None:
-        wanted = ow.as_dtype(quantize)
-        rounded("", np.zeros((1, wanted.block), np.float32), wanted)
+        encoded_type(quantize)
         file = replace(file, tensors={
             name: value if (kind := loaded_type(name, value, quantize)) is None else ow.input(name, value.shape, kind)
             for name, value in file.tensors.items()
@@ -468,9 +467,11 @@ def _devices(devices: Sequence[str] | str) -> list[str]:
         raise SchedulerError(f"devices are names, such as ['cpu'], not {devices!r:.60}")
     if devices != "auto":
         given = devices.split(",") if isinstance(devices, str) else list(devices)
-        names = list(dict.fromkeys(_name(device) for device in given))
+        names = [_name(device) for device in given]
         if not names:
             raise SchedulerError("a model needs at least one device")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise SchedulerError(f"each device is named once, and {', '.join(twice)} more often: {given!r:.200}")
         return names
     found = [device for device in ow.default_devices() if device.kind is not ow.Kind.HOST]
     cards = [device.name for device in found if device.kind in (ow.Kind.GPU, ow.Kind.IGPU)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import secrets
 import socket
 import sys
@@ -11,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
@@ -24,12 +26,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, OpweaveError, SchedulerError
+from opweave.errors import BoundsError, Cancelled, FormatError, LifetimeError, OpweaveError, SchedulerError, Unavailable
 from opweave_models.batching import Batcher, Request, check_limits
 from opweave_models.model import Model
 from opweave_models.sampling import Piece, Sampling
 
-__all__ = ["Server", "build", "serve"]
+__all__ = ["Server", "build", "listening", "serve"]
 
 LARGEST: Final = 4 << 20
 """Bytes of the largest request."""
@@ -43,12 +45,43 @@ SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
-def serve(model: Model, *, host: str, port: int, key: str | None, queue: int, timeout: float) -> None:
+@contextmanager
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Sockets that listen at all addresses of a host, for `serve`: clients that come before it wait.
+
+    Raises:
+        Unavailable: the port is in use, or the host is none of this machine.
+    """
+    with ExitStack() as opened:
+        made: list[socket.socket] = []
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+                try:
+                    made.append(opened.enter_context(socket.create_server(address, family=family)))
+                except OSError as error:
+                    missing = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+                    if not missing or (not made and address == found[-1][-1]):
+                        raise  # else localhost has another address, where a system has no IPv6
+        except (OSError, UnicodeError) as error:
+            why = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # Python adds the address
+            raise Unavailable(f"cannot listen on {_address(host, port)}: {why}",
+                              remedy="choose another --port or --host") from None  # fmt: skip
+        yield made
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serve(
+    model: Model, sockets: list[socket.socket], *, host: str, key: str | None, queue: int, timeout: float
+) -> None:
     """Serve until the process is interrupted; then answers in progress are ended."""
-    server = Server(build(model, key=key, queue=queue, timeout=timeout), host=host, port=port, log_level="info",
+    server = Server(build(model, key=key, queue=queue, timeout=timeout), host=host, log_level="info",
                     timeout_graceful_shutdown=5)  # fmt: skip
     with suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets)
     if not server.started:
         sys.exit(3)  # as `uvicorn.run` does
 
@@ -59,6 +92,12 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, **options: Any) -> None:
         super().__init__(uvicorn.Config(app, **options))
         self._app: Final = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if sockets:  # uvicorn tells it only of those that it makes
+            address = _address(self.config.host, sockets[0].getsockname()[1])
+            logging.getLogger("uvicorn.error").info(f"Uvicorn running on http://{address} (Press CTRL+C to quit)")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.to_thread(self._app.state.close)  # the other threads may all wait for answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
@@ -18,7 +19,7 @@ from opweave.formats.tensor_file import parse_json
 from opweave.progress import shown
 from opweave.warning import warn_caller
 from opweave_models.config import YARN, Config
-from opweave_models.files import ModelFile, open_model, rounded, stored_type
+from opweave_models.files import ModelFile, encoded_type, open_model, rounded, stored_type
 from opweave_models.tokenizer import (
     BYTE,
     CONTROL,
@@ -56,8 +57,9 @@ def new_file(target: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
-    """Write a model as a GGUF file, with all that llama.cpp needs of it.
+def write_gguf(source: Path, target: Path, kind: str | None = None) -> Counter[str]:
+    """Write a model as a GGUF file, with all that llama.cpp needs of it. Returns how many matrices were rounded to each
+    type; "": how many stay as they were, because they are those of routers or have narrow rows.
 
     Args:
         source: a GGUF file, whose metadata are copied, or a folder, whose config and tokenizer become metadata.
@@ -67,7 +69,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
 
     Raises:
         FormatError: ``source`` is damaged, or has something that GGUF cannot say.
-        DTypeError: a type that values are not rounded to, or that cannot hold them.
+        UnknownNameError, DTypeError: a type that values are not rounded to, or that cannot hold them.
         Unavailable: the package ``gguf`` is not installed.
         PathError: ``target`` cannot be written; nothing is left of it.
     """
@@ -75,6 +77,8 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
         import gguf
     except ImportError:
         raise Unavailable("GGUF files are written by the package gguf", remedy="pip install gguf") from None
+    wanted, f32 = None if kind is None else encoded_type(kind), ow.as_dtype("f32")
+    made = Counter[str]()
     opened = open_model(source)
     if source.is_dir():
         metadata, stored = _metadata(opened), "llama" if opened.config.architecture == "mixtral" else None
@@ -99,12 +103,13 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
                 writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
     for name, factors in _factors(opened.config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
-    wanted, f32 = None if kind is None else ow.as_dtype(kind), ow.as_dtype("f32")
     for name in shown(list(opened.tensors), "writing"):
         value: Any = opened.tensors[name]
         if source.is_dir() and opened.config.architecture in ("llama", "mixtral"):
             value = _adjacent(opened.config, name, value)
         chosen = None if wanted is None else stored_type(name, value, wanted)
+        if wanted is not None and len(value.shape) > 1:
+            made["" if chosen is None else chosen.name] += 1
         if chosen is not None:
             value = rounded(name, value, chosen)
         dtype, shape = ow.as_dtype(value.dtype), value.shape
@@ -119,6 +124,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> None:
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
         _check_same(opened, part)
+    return made
 
 
 def _adjacent(config: Config, name: str, value: Any) -> Any:
