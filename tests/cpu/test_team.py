@@ -295,3 +295,21 @@ def test_sums_between_products_are_merged_with_them() -> None:
         found = program.run(sum_x=values[0, :1])
     with ow.Scheduler("host") as scheduler:
         np.testing.assert_allclose(found, scheduler.build(y).run(sum_x=values[0, :1]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_function_that_was_warmed_prepares_nothing_in_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = ow.weights({"w": np.random.default_rng(6).standard_normal((64, 64), np.float32)})["w"]
+
+    def step(x: ow.Tensor) -> ow.Tensor:
+        for _ in range(4):
+            x = x + ow.linear(ow.rms_norm(x, eps=3e-6), w)
+        return x
+
+    f = ow.compile(step, devices="cpu")
+    f.warm([(ow.Spec((1, 64), "f32"),)])
+    x = np.ones((1, 64), np.float32)
+    (call,) = f.program(x).run_lists[0].calls.calls
+    assert isinstance(call, sequence.KernelSequence)
+    monkeypatch.setattr(sequence.KernelSequence, "_write", None)
+    assert f(x).shape == (1, 64)
+    f.close()

@@ -114,7 +114,8 @@ class Function(Generic[R_co]):
         return self.prepare(args, kwargs)[0]
 
     def warm(self, shapes: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
-        """Build the programs of calls to come, with a bar of progress, so that none of these calls waits for one::
+        """Build the programs of calls to come, and have devices compile for them (`Program.warm`), with a bar of
+        progress, so that none of these calls waits for one::
 
             step.warm([(ow.Spec((n, 1), "i64"), 64) for n in (1, 2, 4)])
 
@@ -128,11 +129,14 @@ class Function(Generic[R_co]):
         calls = list(shapes)
         if len(calls) > TRACES_KEPT:
             raise SchedulerError(f"{self!r} keeps {TRACES_KEPT} programs; it cannot be warmed for {len(calls)} calls")
+        programs = []
         for given in shown(calls, "building"):
             if isinstance(given, Mapping):
-                self.program(**{name: _stand_in(value) for name, value in given.items()})
+                programs.append(self.program(**{name: _stand_in(value) for name, value in given.items()}))
             else:
-                self.program(*map(_stand_in, given))
+                programs.append(self.program(*map(_stand_in, given)))
+        for program in programs:
+            program.warm()
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """`Program.explain` of the program that a call with these arguments runs."""

@@ -80,27 +80,7 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> Counter[s
     wanted, f32 = None if kind is None else encoded_type(kind), ow.as_dtype("f32")
     made = Counter[str]()
     opened = open_model(source)
-    if source.is_dir():
-        metadata, stored = _metadata(opened), "llama" if opened.config.architecture == "mixtral" else None
-        writer = gguf.GGUFWriter(None, stored or opened.config.architecture)
-        for key, entry in metadata.items():
-            kind_of = gguf.GGUFValueType.get_type(entry)
-            writer.add_key_value(
-                key,
-                entry,
-                gguf.GGUFValueType.UINT32 if kind_of == gguf.GGUFValueType.INT32 else kind_of,
-                sub_type=gguf.GGUFValueType.get_type(entry[0]) if isinstance(entry, list) else None,
-            )
-    else:
-        writer = gguf.GGUFWriter(None, opened.metadata["general.architecture"])
-        known = {"general.architecture", "general.file_type"}
-        for path in shards_of(source) or [source]:
-            for field in gguf.GGUFReader(path).fields.values():
-                if field.name in known or field.name.startswith(("GGUF.", "split.")):
-                    continue
-                known.add(field.name)
-                inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    writer = _with_metadata(source, opened)
     for name, factors in _factors(opened.config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
     for name in shown(list(opened.tensors), "writing"):
@@ -125,6 +105,31 @@ def write_gguf(source: Path, target: Path, kind: str | None = None) -> Counter[s
             writer.write_tensors_to_file()
         _check_same(opened, part)
     return made
+
+
+def _with_metadata(source: Path, opened: ModelFile) -> Any:
+    """A writer that has the metadata: those of all shards of a file, or what a folder says in other words."""
+    import gguf
+
+    types = gguf.GGUFValueType
+    if not source.is_dir():
+        writer = gguf.GGUFWriter(None, opened.metadata["general.architecture"])
+        known = {"general.architecture", "general.file_type"}
+        for path in shards_of(source) or [source]:
+            for field in gguf.GGUFReader(path).fields.values():
+                if field.name in known or field.name.startswith(("GGUF.", "split.")):
+                    continue
+                known.add(field.name)
+                inner = field.types[-1] if field.types[0] is types.ARRAY else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+        return writer
+    stored = "llama" if opened.config.architecture == "mixtral" else opened.config.architecture
+    writer = gguf.GGUFWriter(None, stored)
+    for key, entry in _metadata(opened).items():
+        kind = types.get_type(entry)
+        inner = types.get_type(entry[0]) if isinstance(entry, list) else None
+        writer.add_key_value(key, entry, types.UINT32 if kind == types.INT32 else kind, sub_type=inner)
+    return writer
 
 
 def _adjacent(config: Config, name: str, value: Any) -> Any:

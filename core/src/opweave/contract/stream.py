@@ -113,8 +113,8 @@ class StreamHooks:
         raise NotImplementedError
 
     def _warm(self, call: Call) -> None:
-        """Do what the first run of a call would have to do first, such as compiling. Called by `Program.warm`. Default:
-        functions of `_compile_functional` are called once with zeros."""
+        """Do what the first run of a call would have to do first, such as compiling. Called by `Program.warm` with all
+        calls, those that `_merge` made too. Default: functions of `_compile_functional` are called once with zeros."""
 
     @property
     def is_functional(self) -> bool:

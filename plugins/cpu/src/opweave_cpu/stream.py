@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -115,11 +116,17 @@ class CpuStream(Stream):
         if self._pool is None:
             self._make(calls)
             return
+        with self._in_pool():
+            self._make(calls)
+
+    @contextmanager
+    def _in_pool(self) -> Iterator[None]:
+        """Within, this thread uses the threads of the stream."""
         before = CURRENT.pool
-        with self._pool:
-            CURRENT.pool = self._pool
+        with self._pool or nullcontext():
+            CURRENT.pool = self._pool or before
             try:
-                self._make(calls)
+                yield
             finally:
                 CURRENT.pool = before
 

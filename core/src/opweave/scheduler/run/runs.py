@@ -73,6 +73,8 @@ class ProgramState:
         """Have the calls of every slot compile before the first run, by ``Stream._warm``."""
         self.check_open()
         work = [(plan.stream, call) for run_list in self.lists for plan in run_list.plans for call in plan.calls]
+        merging = [run_list for run_list in self.lists if run_list.calls.numbers is not None]
+        work += [(run_list.plans[0].stream, call) for run_list in merging for call in run_list.calls.calls]
         for stream, call in shown(work, "compiling"):
             try:
                 stream._warm(call)

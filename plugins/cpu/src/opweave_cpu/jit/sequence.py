@@ -79,10 +79,15 @@ class KernelSequence:
         self._words: Any = None
         self._called = 0  # threads
 
-    def __call__(self) -> None:
+    def warm(self) -> Team:
+        """Compile what is called, and write down where it is, for the threads of this run, which are returned."""
         team = Team.current()
         if team is not self._team:
             self._words, self._team = self._write(team), team
+        return team
+
+    def __call__(self) -> None:
+        team = self.warm()
         words, run = self._words, run_in_turn().releasing
         words[0] = 0
         while words[0] < words[1]:

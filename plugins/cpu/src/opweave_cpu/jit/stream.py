@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar
 
 from opweave.contract import Arg, Call, Group, Single, Step, pointwise_groups
 from opweave.graph.layout import dense_strides
@@ -23,6 +23,7 @@ from opweave_cpu.tunables import COMPILED_ROWS
 if TYPE_CHECKING:
     from opweave.contract.kernels import Kernel
     from opweave_cpu.jit.kinds import Kind
+    from opweave_cpu.jit.sequence import KernelSequence
 
 __all__ = ["CompilingStream"]
 
@@ -179,6 +180,9 @@ class CompilingStream(CpuStream):
         for part in calls_within(call):
             if isinstance(part, FirstRun):
                 part.compile()
+            elif _is_merged(part):
+                with self._in_pool():
+                    part.warm()
             elif part is not call:
                 self._warm(part)
 
@@ -186,6 +190,14 @@ class CompilingStream(CpuStream):
 def _is_compiling() -> bool:
     """Whether anything was compiled yet: what saves time only between other compiled calls loads LLVM for nobody."""
     return "opweave_cpu.jit.walk" in sys.modules
+
+
+def _is_merged(call: Call) -> TypeGuard[KernelSequence]:
+    if not _is_compiling():
+        return False
+    from opweave_cpu.jit.sequence import KernelSequence
+
+    return isinstance(call, KernelSequence)
 
 
 def _stored(steps: Sequence[Step]) -> Mapping[int, tuple[Sequence[Step], Step]]:
