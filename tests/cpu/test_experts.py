@@ -33,10 +33,15 @@ def ids_of(tokens: int) -> dict[str, Array]:
     ("dtype", "inputs", "outputs", "precision", "jit", "counts"),
     [
         ("f16", 272, 37, "exact", True, (8, 9, 66)),  # 16 rows, and 128 at a time
+        ("bf16", 256, 16, "exact", True, (9,)),
+        ("f32", 272, 37, "exact", True, (1, 8, 9, 66)),
+        ("f32", 512, 15, "exact", True, (9,)),  # fewer rows of weights than lanes
+        ("f32", 264, 37, "exact", True, (9,)),  # half a vector
         ("q8_0", 288, 37, "exact", True, (9, 66)),
         ("q8_0", 288, 37, "int8", True, (8, 9, 66)),  # 4 rows for each expert, and 128 at a time
         ("q4_k", 512, 20, "int8", True, (65,)),
         ("f16", 272, 37, "exact", False, (9,)),
+        ("f32", 272, 37, "exact", False, (9,)),
         ("q8_0", 288, 37, "int8", False, (9,)),
     ],
 )
@@ -48,11 +53,12 @@ def test_each_row_is_multiplied_by_its_expert(monkeypatch, dtype, inputs, output
     for tokens in counts:
         own = tokens % 2 == 0
         w: Any = rng.standard_normal((EXPERTS, outputs, inputs)).astype(np.float32)
-        w = w.astype(np.float16) if dtype == "f16" else ow.quantize(w, dtype)
+        floats = not ow.as_dtype(dtype).is_quantized
+        w = w.astype(ow.as_dtype(dtype).numpy) if floats else ow.quantize(w, dtype)
         x = rng.standard_normal((tokens, 2 if own else 1, inputs)).astype(np.float32)
         node = ow.expert_linear(ow.input("x", x.shape), ow.weights({"w": w})["w"], ow.input("ids", (tokens, 2), "i32"))
         near = rounded(x) if precision == "int8" and jit else x.astype(np.float64)
-        every = np.asarray(w if dtype == "f16" else ow.dequantize(w)).astype(np.float64)
+        every = np.asarray(w if floats else ow.dequantize(w)).astype(np.float64)
         with ow.Scheduler([CpuDevice()], precision=precision) as scheduler:
             program = scheduler.build(node)
             for ids in ids_of(tokens).values():

@@ -44,14 +44,14 @@ _I64: Final = ir.IntType(64)
 
 
 def fits_groups(step: Step) -> bool:
-    """Whether `bind_grouped_product` takes a step: dense operands, and at least 16 rows of quantized weights, or of
-    those of a half type, in whole vectors. (BLAS reads f32 as it lies.)"""
+    """Whether `bind_grouped_product` takes a step: dense operands, and at least 16 rows of weights that are quantized,
+    f32 or of a half type, in whole vectors."""
     x, w, ids = step.srcs
     if not ids.size or w.shape[1] < LANES or w.shape[2] % LANES or not all(a.is_dense for a in (step.out, x, w, ids)):
         return False
     is_decoded = w.dtype.name in DECODERS and (w.buffer_type is None or w.buffer_type.is_raw)
-    fits = is_decoded or (w.dtype.is_half and takes(w, wide=False))
-    return fits and takes(step.out, wide=False) and takes(x, wide=False)
+    is_read = (w.dtype is as_dtype("f32") or w.dtype.is_half) and takes(w, wide=False)
+    return (is_decoded or is_read) and takes(step.out, wide=False) and takes(x, wide=False)
 
 
 def bind_grouped_product(stream: Stream, out: Arg, x: Arg, w: Arg, ids: Arg, places: Arg, bounds: Arg) -> Call:
