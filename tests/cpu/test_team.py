@@ -52,19 +52,19 @@ class Recorded:
 
     Args:
         during: what a part does, by its number.
-        wakes: as of `Parts`.
+        work: as of `Parts`.
         parts: how many there are.
     """
 
     def __init__(
-        self, during: Callable[[int], object] = lambda number: None, *, wakes: bool = True, parts: int = 3
+        self, during: Callable[[int], object] = lambda number: None, *, work: int = 1 << 30, parts: int = 3
     ) -> None:
         self.threads: dict[int, int] = {}
         self._during = during
         self._kernel = KERNEL(self._do)
         address = ctypes.cast(self._kernel, ctypes.c_void_p).value
         assert address is not None
-        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(parts)], wakes=wakes).run
+        self.run = team.Parts(address, [number.to_bytes(8, "little") for number in range(parts)], work).run
 
     def _do(self, address: int) -> None:
         number = ctypes.c_int64.from_address(address).value
@@ -187,12 +187,12 @@ def test_the_pool_of_the_process_serves_runs_without_one() -> None:
 
 
 def test_a_small_kernel_calls_nobody_and_shares_with_those_who_wait(pool: ThreadPool, patient: None) -> None:
-    alone = Recorded(wakes=False)
+    alone = Recorded(work=0)
     alone.run()
     assert set(alone.threads.values()) == {threading.get_ident()}
     together, again = threading.Barrier(3), threading.Barrier(3)
     Recorded(lambda number: together.wait(timeout=30)).run()
-    kernel = Recorded(lambda number: again.wait(timeout=30), wakes=False)
+    kernel = Recorded(lambda number: again.wait(timeout=30), work=0)
     kernel.run()
     assert len(set(kernel.threads.values())) == 3
     pool.spread([lambda: None] * 3)
@@ -238,6 +238,18 @@ def test_threads_that_left_are_called_again(pool: ThreadPool, patient: None) -> 
     assert count == 8
     call()
     assert [len(set(kernel.threads.values())) for kernel in kernels] == [3] * 4
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_small_kernels_in_a_row_call_threads_where_all_together_are_worth_it(
+    pool: ThreadPool, patient: None, enough: bool
+) -> None:
+    there = threading.Barrier(3 if enough else 1)
+    few = COMPILED_WORK.value // 4
+    kernels = [Recorded(lambda number: there.wait(timeout=30), work=few if enough else few - 1) for _ in range(4)]
+    ((call, _),) = sequence.merge([kernel.run for kernel in kernels])
+    call()
+    assert [len(set(kernel.threads.values())) for kernel in kernels] == [3 if enough else 1] * 4
 
 
 def states(made: team.Team) -> list[int]:

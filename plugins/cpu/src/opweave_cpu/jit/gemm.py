@@ -20,7 +20,6 @@ from opweave_cpu.hardware import openblas_function
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.jit.team import Parts
 from opweave_cpu.tiles import Array
-from opweave_cpu.tunables import COMPILED_WORK
 
 __all__ = ["bind_gemm"]
 
@@ -47,7 +46,7 @@ def bind_gemm(parts: Sequence[tuple[Array, Array, Array]]) -> Call | None:
         numbers = (function, left[0], right[0], *out.shape, a.shape[1], *left[1:], *right[1:], *into[1:])
         words.append(np.array(numbers, np.int64).tobytes())
     work = 2 * sum(out.size * a.shape[1] for a, _, out in parts)
-    return Parts(_gemm(kind).address, words, wakes=work >= COMPILED_WORK.value).run
+    return Parts(_gemm(kind).address, words, work).run
 
 
 def _layout(x: Array) -> tuple[int, int, int] | None:

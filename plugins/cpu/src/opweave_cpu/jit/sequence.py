@@ -18,7 +18,7 @@ from opweave_cpu.jit.compiler import FirstRun
 from opweave_cpu.jit.team import Parts, Team, index_check, run_in_turn, words_of
 from opweave_cpu.kernels.indexing import check_ids
 from opweave_cpu.tiles import calls_within
-from opweave_cpu.tunables import limit
+from opweave_cpu.tunables import COMPILED_WORK, limit
 
 __all__ = ["KernelSequence", "merge"]
 
@@ -104,13 +104,15 @@ class KernelSequence:
         self._singles = [(number, one) for number, call in enumerate(self._calls) for one in _single(call)]
         made = words_of([0, len(self._singles), team.address, 0, *[0] * (3 * len(self._singles))])
         made.kept = kept = list[Any]()
+        shared = [one.__self__ for _, one in self._singles if isinstance(one, MethodType)]
+        if sum(parts.work for parts in shared) >= COMPILED_WORK.value:  # threads are worth calling for all together
+            self._called = max(parts.others for parts in shared)
         for at, (_, single) in enumerate(self._singles):
             called, words = 0, None
             if isinstance(single, MethodType):
                 parts = single.__self__
                 assert isinstance(parts, Parts)
                 words, address, called = parts.words(team), parts.address, parts.called
-                self._called = max(self._called, called)
             elif _checks(single):
                 assert isinstance(single, partial)
                 ids, _, length, _ = single.args

@@ -24,6 +24,7 @@ from opweave.runtime.host.threads import ThreadPool
 from opweave_cpu.jit.compiler import ENTRY, MachineCode, target
 from opweave_cpu.jit.vectors import loop
 from opweave_cpu.threads import THREADS
+from opweave_cpu.tunables import COMPILED_WORK
 
 __all__ = ["Parts", "Team", "index_check", "run_in_turn", "words_of"]
 
@@ -60,17 +61,21 @@ class Parts:
     Args:
         address: of the function.
         arguments: arrays of words; the first one is for the thread that calls.
-        wakes: threads that are away are called; else those that wait from an earlier kernel take part.
+        work: elementary operations. From `COMPILED_WORK` on threads that are away are called; else those that wait from
+            an earlier kernel take part.
 
     Attributes:
-        called: how many threads are called.
+        others: how many threads can take part beside the one that calls.
+        called: how many of them are called.
     """
 
-    def __init__(self, address: int, arguments: Sequence[bytes], *, wakes: bool) -> None:
+    def __init__(self, address: int, arguments: Sequence[bytes], work: int) -> None:
         self._arguments: Final = arguments
         self._address: Final = address
         _run(), _polls()  # compiled now, not when the first kernel runs
-        self.called: Final = len(arguments) - 1 if wakes else 0
+        self.work: Final = work
+        self.others: Final = len(arguments) - 1
+        self.called: Final = self.others if work >= COMPILED_WORK.value else 0
         self._team: Team | None = None
         self._words: Any = None
 

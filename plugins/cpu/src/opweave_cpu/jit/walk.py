@@ -148,7 +148,7 @@ class Prepared:
 
     def _call(self, parts: Sequence[bytes]) -> Call:
         if len(parts) > 1:
-            return Parts(self._code.address, parts, wakes=self._work >= COMPILED_WORK.value).run
+            return Parts(self._code.address, parts, self._work).run
         return partial(self._code.holding if self._work <= HOLDING_WORK.value else self._code.releasing, parts[0])
 
     def _divide(self, count: int) -> list[list[int]]:
