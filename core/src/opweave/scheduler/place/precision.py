@@ -95,7 +95,8 @@ def allowed_for(node: Tensor, allowed: Allowed) -> Precision:
     in bf16: others, also those with routers or norms in f32 beside them, stay exact."""
     if not takes_precision(node):
         return "exact"
-    found = next((precision for pattern, precision in allowed if fnmatchcase(node.name, pattern)), "exact")
+    matching = (precision for pattern, precision in allowed if fnmatchcase(node.name, pattern))
+    found: Precision = next(matching, "exact")
     return "exact" if found == "int8" and not any(map(_is_stored_rounded, node.srcs)) else found
 
 

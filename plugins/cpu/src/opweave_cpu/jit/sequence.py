@@ -104,7 +104,8 @@ class KernelSequence:
         self._singles = [(number, one) for number, call in enumerate(self._calls) for one in _single(call)]
         made = words_of([0, len(self._singles), team.address, 0, *[0] * (3 * len(self._singles))])
         made.kept = kept = list[Any]()
-        shared = [one.__self__ for _, one in self._singles if isinstance(one, MethodType)]
+        owners = [getattr(one, "__self__", None) for _, one in self._singles]
+        shared = [owner for owner in owners if isinstance(owner, Parts)]
         if sum(parts.work for parts in shared) >= COMPILED_WORK.value:  # threads are worth calling for all together
             self._called = max(parts.others for parts in shared)
         for at, (_, single) in enumerate(self._singles):
