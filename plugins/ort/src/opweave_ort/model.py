@@ -98,6 +98,12 @@ class ModelNode(NamedTuple):
     attributes: dict[str, Any]
 
     @property
+    def reads(self) -> set[str]:
+        """The names of all that it reads, also in a graph that it repeats."""
+        bodies = [value for value in self.attributes.values() if isinstance(value, onnx.GraphProto)]
+        return {*self.sources, *(name for body in bodies for node in body.node for name in node.input)}
+
+    @property
     def key(self) -> Hashable:
         """Equal for equal nodes."""
         return (*self[:4], tuple(sorted((k, _hashable(v)) for k, v in self.attributes.items())))
@@ -167,7 +173,7 @@ class Model:
     @property
     def read_in_place(self) -> set[str]:
         """The names of weights that only operators of `IN_PLACE` read."""
-        elsewhere = {source for node in self.nodes if node.kind not in IN_PLACE for source in node.sources}
+        elsewhere = {source for node in self.nodes if node.kind not in IN_PLACE for source in node.reads}
         return {weight.name for weight in self.weights} - elsewhere
 
     # --- nodes ------------------------------------------------------------------------------------------------------
@@ -201,7 +207,7 @@ class Model:
             if read.isdisjoint(node.results):
                 self.nodes.remove(node)
             else:
-                read.update(node.sources)
+                read |= node.reads
 
     def reshape(self, value: str, shape: Shape) -> str:
         """The elements in another shape."""
