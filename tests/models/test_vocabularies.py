@@ -317,3 +317,10 @@ def test_after_long_texts_the_library_has_the_whole_vocabulary(monkeypatch):
         found.encode(text)
     assert len(built) == 2, "the third text needs no model of its own"
     assert built[0] < built[1] == len(SCORED)
+
+
+def test_bytes_may_be_spelled_in_small_letters():
+    pieces, kinds = ["<unk>", "<s>", "</s>", "<0xc3>", "<0xA9>", "a"], [2, 3, 3, 6, 6, 1]
+    found = tokenizer("llama", pieces, kinds, add_space_prefix=False)
+    assert found.decode([5, 3, 4, 5]) == "aéa"
+    assert found.token_bytes(3) == b"\xc3"

@@ -25,7 +25,7 @@ from opweave.graph.leaf import Spec
 from opweave.graph.precision import Precision, check_precision
 from opweave.graph.tensor import Signature
 from opweave.scheduler.place.capabilities import at_precision
-from opweave.scheduler.place.precision import Allowed, allowed_for, checked_precision
+from opweave.scheduler.place.precision import Allowed, allowed_for, checked_precision, stored_source
 from opweave.scheduler.place.support import ask, unbound_step
 from opweave.scheduler.place.target import repack_limit
 from opweave.units import human_bytes
@@ -427,11 +427,8 @@ def _products(
                 continue
             signature = at_precision(node, node.signature, allowed_for(node, allowed))
             for i, source in enumerate(node.srcs):
-                root = source.root
-                if root.op is not None and root.op.name == "cast":
-                    root = root.srcs[0].root
-                if root in names:
-                    found.append(Product(names[root], signature, i, source.leaf is not None))
+                if (weight := stored_source(source)) in names:
+                    found.append(Product(names[weight], signature, i, source.leaf is not None))
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
+from string import hexdigits
 from threading import Lock
 from typing import Any, Final
 
@@ -41,7 +41,8 @@ BYTES: Final = {chr(byte): byte for byte in _SHOWN} | {
 }
 """Characters with which byte-level vocabularies (GPT-2's) spell bytes."""
 
-_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
+BYTE_PIECES: Final = {f"<0x{a}{b}>": bytes.fromhex(a + b) for a in hexdigits for b in hexdigits}
+"""Pieces with which SentencePiece's vocabularies spell bytes."""
 
 WHOLE: Final = 1 << 24
 """Parts of texts that are looked up in a vocabulary, before the library gets all of it, which takes as long."""
@@ -101,10 +102,10 @@ class ScoredPieces:
         self.pieces: Final = pieces
         self._ids: Final = dict(zip(pieces, range(len(pieces)), strict=True))
         self._scores: Final = np.where(np.isin(kinds, (NORMAL, UNUSED, USER_DEFINED)), scores, np.nan)
-        self._kept: Final = self._ids.keys() & {unknown, *(f"<0x{byte:02X}>" for byte in range(256))}
+        self._kept: Final = self._ids.keys() & {unknown, *BYTE_PIECES}
         self._longest: Final = max(map(len, pieces))
         self._unknown, self._prefix, self._left = unknown, prefix, WHOLE
-        spelled = {self._ids[piece]: bytes([byte]) for byte in range(256) if (piece := f"<0x{byte:02X}>") in self._ids}
+        spelled = {self._ids[piece]: BYTE_PIECES[piece] for piece in self._ids.keys() & BYTE_PIECES}
         self._bytes: Final = {i: byte for i, byte in spelled.items() if kinds[i] in (BYTE, NORMAL)}
         named = {pieces[i] for i in np.flatnonzero(kinds != NORMAL).tolist()} | set(_END_TEXTS)
         self.library: Final = Library(self._model(named & self._ids.keys()))
@@ -221,8 +222,8 @@ class Tokenizer:
         text, piece = self.decode([token, token], special=True)[len(first) :], self.piece(token)
         if "\ufffd" not in text:
             return text.encode()
-        if _BYTE.fullmatch(piece):
-            return bytes.fromhex(piece[3:5])
+        if piece in BYTE_PIECES:
+            return BYTE_PIECES[piece]
         return bytes(map(BYTES.__getitem__, piece)) if BYTES.keys() >= set(piece) else text.encode()
 
     @cached_property

@@ -16,7 +16,10 @@ from opweave.graph.tensor import Tensor, new_leaf
 from opweave.leaf_memory import read_leaf
 from opweave.leaves import weights
 
-__all__ = ["Allowed", "allowed_for", "checked_precision", "converted_leaf", "precisions_of", "rounded_sources"]
+__all__ = [
+    "Allowed", "allowed_for", "checked_precision", "converted_leaf", "precisions_of", "rounded_sources",
+    "stored_source",
+]  # fmt: skip
 
 Allowed = tuple[tuple[str, Precision], ...]
 """Patterns of node names, each with the precision that it allows; the first that matches counts. Empty: ``exact``."""
@@ -100,8 +103,12 @@ def allowed_for(node: Tensor, allowed: Allowed) -> Precision:
     return "exact" if found == "int8" and not any(map(_is_stored_rounded, node.srcs)) else found
 
 
-def _is_stored_rounded(source: Tensor) -> bool:
+def stored_source(source: Tensor) -> Tensor:
+    """What a source of a product shows, or is converted from: a weight as it is stored."""
     root = source.root
-    if root.op is not None and root.op.name in ("cast", "dequantize"):
-        root = root.srcs[0].root
-    return root.dtype.is_quantized or root.dtype is bf16
+    return root.srcs[0].root if root.op is not None and root.op.name in ("cast", "dequantize") else root
+
+
+def _is_stored_rounded(source: Tensor) -> bool:
+    dtype = stored_source(source).dtype
+    return dtype.is_quantized or dtype is bf16

@@ -249,14 +249,14 @@ def _scales_of_parts(s: Stretch) -> Vector:
     code, words = s.code, _of(_I32, 4)
     head = s.load(words, 0)  # both factors, and the 12 bytes
 
-    def picked(*lanes: int) -> Any:
+    def permuted(*lanes: int) -> Any:
         return code.shuffle_vector(head, head, ir.Constant(words, lanes))
 
     def of_bytes(*masks: int) -> Any:
         return ir.Constant(words, [mask * 0x01010101 for mask in masks])
 
-    lower = code.and_(code.lshr(picked(1, 3, 2, 3), ir.Constant(words, [0, 0, 0, 4])), of_bytes(63, 15, 63, 15))
-    upper = code.and_(code.lshr(picked(1, 1, 2, 2), ir.Constant(words, [2] * 4)), of_bytes(0, 48, 0, 48))
+    lower = code.and_(code.lshr(permuted(1, 3, 2, 3), ir.Constant(words, [0, 0, 0, 4])), of_bytes(63, 15, 63, 15))
+    upper = code.and_(code.lshr(permuted(1, 1, 2, 2), ir.Constant(words, [2] * 4)), of_bytes(0, 48, 0, 48))
     whole = code.or_(lower, upper)
     integers = code.zext(code.bitcast(whole, _of(_I8, LANES)), vector_type("i32"))
     both = code.fpext(s.load(_of(_HALF, 2), 0), _of(_F32, 2))
